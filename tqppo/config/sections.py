@@ -1,0 +1,455 @@
+"""Every setting a user can write, with its default and its documentation. Imports no torch.
+
+The string under a field is its documentation: `tqppo config explain` and `tqppo schema` print it.
+Checks that need one section live here; checks across sections live in `checks.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Mode = Literal["ppo", "grpo", "distill"]
+Kl = Literal["none", "k1", "abs", "k2", "k3", "k1+", "k2+", "k3+"]
+Positive = Annotated[int, Field(ge=1)]
+NonNegative = Annotated[int, Field(ge=0)]
+PositiveFloat = Annotated[float, Field(gt=0)]
+NonNegativeFloat = Annotated[float, Field(ge=0)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+
+
+class Section(BaseModel):
+    """A table of the config: unknown keys are errors, values do not change after loading."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True, allow_inf_nan=False
+    )
+
+
+class RunSection(Section):
+    name: str = ""
+    """Folder of the run under `run.dir`. Empty: `<preset>-<model>-<short id>`."""
+    dir: str = "runs"
+    """Where run folders are made."""
+    seed: NonNegative = 0
+    """The one seed: data order, sampling and initialisation all derive from it."""
+    max_steps: Positive = 100
+    """Training steps in all, counted from the very first start (so a resumed run does not add to them)."""
+    deterministic: bool = True
+    """The same config and seed give the same bytes. The embedded engine then admits requests at barriers."""
+    threads: NonNegative = 0
+    """Torch threads per worker process. 0: 1 on CPU workers, torch's own choice with a GPU."""
+
+
+class ModelSection(Section):
+    path: str = "tiny"
+    """A folder or hub name that `transformers` loads, or `tiny`: a small model made from this section, no download."""
+    tokenizer: str = ""
+    """Folder or hub name of the tokenizer. Empty: the model's own."""
+    trust_remote_code: bool = False
+    """Let the model's repository run its own code here."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Parameter type for training. auto: bfloat16 on GPUs, float32 on CPUs."""
+    attention: Literal["auto", "sdpa", "eager", "flash_attention_2", "flash_attention_3"] = "auto"
+    """Attention kernel of `transformers`. auto: flash attention where it is installed with a GPU, else sdpa."""
+    lora_rank: NonNegative = 0
+    """Rank of LoRA adapters; 0 trains all weights. The reference is then the actor with its adapter off."""
+    lora_alpha: PositiveFloat = 32.0
+    """LoRA scale: updates are multiplied by lora_alpha / lora_rank."""
+    lora_targets: list[str] = ["all-linear"]
+    """Modules that get an adapter, as `peft` names them."""
+    family: Literal["llama", "qwen2", "qwen3"] = "llama"
+    """Architecture of the tiny model."""
+    hidden_size: Positive = 64
+    """Width of the tiny model."""
+    num_layers: Positive = 2
+    """Layers of the tiny model."""
+    num_heads: Positive = 2
+    """Attention heads of the tiny model; hidden_size / num_heads of 32 or 64 can be served by vLLM and SGLang."""
+    tie_embeddings: bool = True
+    """Whether the tiny model's output head is its embedding."""
+
+
+class WarmStartSection(Section):
+    steps: NonNegative = 0
+    """Supervised steps on the task's own demonstrations before RL. Only for tiny models; 0 turns it off."""
+    batch_size: Positive = 128
+    """Demonstrations per warm-start step."""
+    lr: PositiveFloat = 3e-3
+    """Learning rate of the warm start."""
+
+
+class DataSection(Section):
+    train: str | list[str] = "task:sort"
+    """`task:NAME` (procedural), or JSONL/parquet files with verl's or TRL's columns; `gym:NAME` with the extra `gym`."""
+    task_args: dict[str, int | float | str | bool] = {}
+    """Arguments of the procedural task, such as `{digits = 4}`."""
+    size: Positive = 10_000
+    """Prompts that a procedural task offers (training and held-out prompts never overlap)."""
+    batch_size: Positive = 32
+    """Prompts per step."""
+    shuffle: bool = True
+    """Reorder the prompts each epoch, by seed and epoch."""
+    max_prompt_tokens: Positive = 512
+    """Longest prompt, in tokens, after the chat template."""
+    overlong: Literal["error", "drop", "truncate"] = "error"
+    """What to do with a longer prompt: stop, leave it out (counted), or keep its last tokens (counted)."""
+    prompt_key: str = "prompt"
+    """Column with the prompt: a string or a list of chat messages."""
+    answer_key: str = "reward_model.ground_truth"
+    """Column with the reference answer; a dot goes into a nested column. TRL files: `answer` or `solution`."""
+    source_key: str = "data_source"
+    """Column that names where a row comes from; rewards, validation and teachers are split by it."""
+    system_prompt: str = ""
+    """Put before prompts that are plain strings."""
+    chat_template: bool = True
+    """Apply the tokenizer's chat template; off: the prompt's text as it is."""
+
+
+class RolloutSection(Section):
+    backend: str = "embedded"
+    """Engine that generates: embedded, vllm, sglang, or an installed plug-in; `tqppo backends list` shows them."""
+    group_size: Positive = 1
+    """Sessions sampled per prompt. GRPO needs at least 2."""
+    temperature: PositiveFloat = 1.0
+    """Sampling temperature; log-probabilities are those of the tempered distribution, in training too."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Nucleus sampling: smallest set of tokens with this probability mass. 1 turns it off."""
+    top_k: NonNegative = 0
+    """Sample among the k likeliest tokens. 0 turns it off."""
+    max_new_tokens: Positive = 256
+    """Longest response, in tokens."""
+    max_context_tokens: NonNegative = 0
+    """Longest prompt + response that the engine accepts. 0: data.max_prompt_tokens + rollout.max_new_tokens."""
+    stop_token_ids: list[int] = []
+    """Tokens that end a response, besides the tokenizer's end-of-sequence token."""
+    agent: str = "single_turn"
+    """The agent loop: `single_turn`, `tools`, `rewrite`, or your own as `module:Class` or `file.py:Class`."""
+    agent_args: dict[str, Any] = {}
+    """Arguments of the agent loop."""
+    max_trajectories: Positive = 1
+    """Most trajectories that one session may yield (context rewriting, sub-agents)."""
+    replicas: Positive = 1
+    """Engine processes; prompts are spread over them by whole groups."""
+    max_running: Positive = 256
+    """Sequences that one replica decodes at once."""
+    tensor_parallel: Positive = 1
+    """GPUs per replica (vllm, sglang)."""
+    memory_fraction: Annotated[float, Field(gt=0, le=1)] = 0.6
+    """Share of a GPU's memory for the engine's weights and KV cache (vllm, sglang)."""
+    python: str = ""
+    """Interpreter of the engine's own environment. Empty: the one that `tqppo backends install` made."""
+    endpoints: list[str] = []
+    """Attach to servers that already run, such as `["http://node1:8000"]`, instead of starting them."""
+    engine_args: dict[str, Any] = {}
+    """Passed to the engine as they are (vllm, sglang): `{enforce-eager = true}` becomes `--enforce-eager`."""
+    host: str = "127.0.0.1"
+    """Address that started servers bind to. Anything but loopback makes tqppo require a bearer token."""
+    start_timeout_s: PositiveFloat = 600.0
+    """How long an engine may take to become healthy."""
+    request_timeout_s: PositiveFloat = 600.0
+    """How long one request may take."""
+    max_restarts: NonNegative = 3
+    """How often a dead replica is started again before the run ends."""
+    verify_weights: bool = True
+    """After each weight sync, compare the engine's log-probabilities of a probe with the trainer's."""
+    timeout_s: PositiveFloat = 1800.0
+    """How long a step waits for its groups; the error names the prompts that are missing."""
+    on_incomplete_group: Literal["error", "drop", "keep", "refill"] = "error"
+    """When a session fails: stop, leave the group out, train on the rest, or sample another prompt instead."""
+
+
+class StorageSection(Section):
+    backend: str = "simple"
+    """Where tensors live between stages: simple (shared memory), ray (object store), transferqueue (extra)."""
+    budget_gb: PositiveFloat = 4.0
+    """Bytes per node, in GiB. A put over budget waits, and says who holds what."""
+    timeout_s: PositiveFloat = 60.0
+    """Deadline of every queue call."""
+    dir: str = ""
+    """Folder of the shared-memory segments. Empty: /dev/shm, or the temporary folder where that is too small."""
+
+
+class AlgorithmSection(Section):
+    advantage: Literal[
+        "gae", "grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "remax", "opo", "gpg"
+    ] = "grpo"
+    """Advantage estimator. `gae` needs a critic (mode ppo); the others compare the sessions of a prompt or a batch."""
+    loss: Literal["ppo", "gspo", "cispo", "gpg", "geo_mean", "sapo"] = "ppo"
+    """Policy loss."""
+    aggregate: Literal[
+        "token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm", "session-mean"
+    ] = "token-mean"
+    """How token losses become one number; the same for any cut into micro-batches and ranks."""
+    horizon: NonNegative = 0
+    """Constant divisor of seq-mean-token-sum-norm. 0: rollout.max_new_tokens."""
+    gamma: Fraction = 1.0
+    """Discount per token."""
+    lam: Fraction = 0.95
+    """GAE's λ."""
+    clip_low: NonNegativeFloat = 0.2
+    """Ratios under 1 − clip_low are clipped."""
+    clip_high: NonNegativeFloat = 0.2
+    """Ratios over 1 + clip_high are clipped; larger than clip_low is DAPO's clip-higher."""
+    clip_dual: Annotated[float, Field(ge=0)] = 3.0
+    """Dual clip: with a negative advantage the loss is at most this times |advantage|. Above 1, or 0 for off."""
+    sapo_tau_positive: PositiveFloat = 1.0
+    """SAPO's temperature for positive advantages."""
+    sapo_tau_negative: PositiveFloat = 1.05
+    """SAPO's temperature for negative advantages."""
+    entropy_coef: NonNegativeFloat = 0.0
+    """Weight of the entropy bonus."""
+    kl_reward: Kl = "none"
+    """KL estimator whose value is taken off the token rewards. Needs a reference."""
+    kl_reward_coef: NonNegativeFloat = 0.0
+    """β of the KL in the reward."""
+    kl_controller: Literal["fixed", "adaptive"] = "fixed"
+    """Keep β, or steer it towards kl_target."""
+    kl_target: PositiveFloat = 0.1
+    """KL per sequence that the adaptive controller aims for."""
+    kl_horizon: Positive = 10_000
+    """Rows over which the adaptive controller changes β."""
+    kl_loss: Kl = "none"
+    """KL estimator added to the loss. Needs a reference."""
+    kl_loss_coef: NonNegativeFloat = 0.0
+    """Weight of the KL in the loss."""
+    old_logprobs: Literal["recompute", "rollout"] = "recompute"
+    """Compute the old log-probabilities with the trainer, or take the engine's (one forward less)."""
+    correction: Literal["none", "token", "sequence", "icepop"] = "none"
+    """Importance weights for the difference between engine and trainer. Needs old_logprobs = "recompute"."""
+    correction_cap: PositiveFloat = 2.0
+    """Upper bound of the importance weights; icepop drops tokens above it."""
+    correction_floor: NonNegativeFloat = 0.5
+    """Lower bound of icepop: tokens below it are dropped."""
+    reject: Literal["none", "token", "seq_mean", "seq_sum", "seq_max"] = "none"
+    """Mask tokens or sequences whose engine and trainer log-probabilities are too far apart."""
+    reject_threshold: PositiveFloat = 2.0
+    """Largest ratio (or its inverse) that `reject` lets pass."""
+    single_session: Literal["zero", "raw"] = "zero"
+    """Advantage of a group with one session: 0, or its reward as it is."""
+    filter_groups: bool = False
+    """Dynamic sampling: groups whose sessions all have one reward are replaced by new prompts before training."""
+    filter_max_rounds: Positive = 4
+    """How many rounds of new prompts dynamic sampling may take in one step."""
+
+
+class OptimizerSection(Section):
+    """What actor and critic have in common."""
+
+    mini_batch_size: NonNegative = 0
+    """Prompts per optimizer step (each counts group_size sessions). 0: the whole batch."""
+    epochs: Positive = 1
+    """Passes over the batch per step."""
+    ranks: Positive = 1
+    """Worker processes that share the model (FSDP2 when more than one)."""
+    micro_batch_tokens: Positive = 16_384
+    """Most tokens in one forward and backward."""
+    weight_decay: NonNegativeFloat = 0.0
+    """AdamW's weight decay."""
+    beta1: Fraction = 0.9
+    """AdamW's first moment decay."""
+    beta2: Fraction = 0.999
+    """AdamW's second moment decay."""
+    grad_clip: NonNegativeFloat = 1.0
+    """Largest gradient norm. 0 turns clipping off."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Learning rate over the steps of the run, after warm-up."""
+    warmup_steps: NonNegative = 0
+    """Steps over which the learning rate rises from 0."""
+    min_lr_ratio: Fraction = 0.0
+    """Where linear and cosine schedules end, as a share of lr."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, about a third more time."""
+
+
+class ActorSection(OptimizerSection):
+    lr: PositiveFloat = 1e-6
+    """Learning rate."""
+
+
+class CriticSection(OptimizerSection):
+    lr: PositiveFloat = 1e-5
+    """Learning rate."""
+    path: str = ""
+    """Folder or hub name of the critic's model. Empty: model.path, with a fresh value head."""
+    value_clip: NonNegativeFloat = 0.5
+    """The value loss ignores changes of a value beyond this. 0 turns clipping off."""
+    warmup_only_steps: NonNegative = 0
+    """Steps at the start in which only the critic learns; k means k."""
+
+
+class ReferenceSection(Section):
+    path: str = ""
+    """Folder or hub name of the frozen reference. Empty: the actor as it was at the start (adapter off with LoRA)."""
+    ranks: Positive = 1
+    """Worker processes that share the reference."""
+    micro_batch_tokens: Positive = 32_768
+    """Most tokens in one forward."""
+
+
+class RewardSection(Section):
+    function: str = ""
+    """Built-in name, `module:function` or `file.py:function`. Empty: the task's own, or `exact_match` for files."""
+    function_args: dict[str, Any] = {}
+    """Keyword arguments for the function."""
+    workers: NonNegative = 0
+    """Processes that score. 0: built-in functions run where the trajectory is made, others in one process."""
+    timeout_s: PositiveFloat = 30.0
+    """How long one sample may take."""
+    on_error: Literal["error", "zero", "drop_group"] = "error"
+    """When the function raises, or takes too long: stop, score 0, or leave the whole group out."""
+    overlong_buffer: NonNegative = 0
+    """DAPO's soft limit: the last this many tokens before max_new_tokens are penalised. 0 turns it off."""
+    overlong_factor: NonNegativeFloat = 1.0
+    """Penalty at max_new_tokens."""
+
+
+class RewardModelSection(Section):
+    path: str = ""
+    """A sequence-classification model that scores trajectories. Empty: none."""
+    ranks: Positive = 1
+    """Worker processes that share the reward model."""
+    weight: float = 1.0
+    """The score is multiplied by this and added to the reward function's."""
+    micro_batch_tokens: Positive = 32_768
+    """Most tokens in one forward."""
+
+
+class TeacherSection(Section):
+    path: str
+    """Folder or hub name of the teacher."""
+    match: list[str] = []
+    """Values of distillation.route_by that this teacher scores. Empty: all (only with a single teacher)."""
+    backend: str = "embedded"
+    """Engine that scores: embedded, vllm or sglang."""
+    replicas: Positive = 1
+    """Engine processes of this teacher."""
+    tensor_parallel: Positive = 1
+    """GPUs per replica."""
+    max_context_tokens: NonNegative = 0
+    """Longest sequence it scores. 0: as long as the student's prompt and response, plus one."""
+    python: str = ""
+    """Interpreter of the engine's own environment."""
+    endpoints: list[str] = []
+    """Attach to servers that already run."""
+    engine_args: dict[str, Any] = {}
+    """Passed to the engine as they are."""
+
+
+class DistillationSection(Section):
+    loss: Literal["k1", "abs", "k2", "k3", "forward_kl_topk", "reverse_kl_topk"] = "k3"
+    """Divergence between student and teacher, per response token."""
+    top_k: Positive = 32
+    """Tokens of the teacher's distribution that the top-k losses compare."""
+    update: Literal["supervised", "policy_gradient"] = "supervised"
+    """Backpropagate the divergence, or use its negative as an advantage."""
+    task_reward: bool = False
+    """Add the policy loss of the task's reward."""
+    coef: PositiveFloat = 1.0
+    """Weight of the distillation loss beside the task's."""
+    loss_max: NonNegativeFloat = 0.0
+    """Clamp of the divergence per token. 0 turns it off."""
+    logprob_min: Annotated[float, Field(le=0)] = 0.0
+    """Lower clamp of log-probabilities before the divergence. 0 turns it off."""
+    route_by: str = "data_source"
+    """Column of the dataset that chooses the teacher."""
+    nodes: Positive = 1
+    """Nodes of the teacher pool."""
+    gpus_per_node: NonNegative = 0
+    """GPUs per node of the teacher pool; 0 where teachers run on CPUs."""
+    check_vocabulary: bool = True
+    """Refuse a teacher whose tokenizer differs from the student's."""
+
+
+class ValidationSection(Section):
+    data: str | list[str] = ""
+    """Held-out prompts, written like data.train. Empty: the procedural task's held-out part, or none for files."""
+    interval: NonNegative = 0
+    """Validate every so many steps; 0: only before training and at the end."""
+    before_train: bool = True
+    """Validate before the first step."""
+    num_prompts: Positive = 256
+    """Prompts per validation."""
+    samples: Positive = 1
+    """Sampled answers per prompt, for mean@k, best@k and maj@k. A greedy answer is always taken too."""
+    temperature: PositiveFloat = 1.0
+    """Temperature of the sampled answers."""
+
+
+class CheckpointSection(Section):
+    interval: NonNegative = 0
+    """Save every so many steps; 0: only at the end and on a signal."""
+    keep_last: Positive = 2
+    """Newest checkpoints that are kept."""
+    keep_every: NonNegative = 0
+    """Checkpoints at multiples of this are kept for good. 0: none."""
+    save_on_exit: bool = True
+    """Save at the end and after the first Ctrl-C or SIGTERM."""
+    export: bool = True
+    """Write the final weights as a Hugging Face folder, export/hf."""
+
+
+class LoggingSection(Section):
+    trackers: list[Literal["tensorboard", "wandb"]] = []
+    """Where metrics go besides metrics.jsonl."""
+    project: str = "tqppo"
+    """Project name for wandb."""
+    trajectories: NonNegative = 0
+    """Write the step's trajectories every so many steps. 0: never."""
+
+
+class ClusterSection(Section):
+    address: str = ""
+    """Ray cluster to join (`auto` or `host:port`). Empty: a private Ray on this machine."""
+    nodes: Positive = 1
+    """Nodes that the trainer's roles use."""
+    gpus_per_node: NonNegative = 0
+    """GPUs per node for actor, critic, reference and engines. 0: CPU only."""
+    cpus_per_worker: PositiveFloat = 1.0
+    """CPUs that Ray counts for one worker process."""
+    colocate: bool = True
+    """Roles and engines share the node's GPUs, taking turns; off: each has its own."""
+
+
+class Config(Section):
+    """One run, whole."""
+
+    mode: Mode = "grpo"
+    """What to train with: ppo (critic, GAE), grpo (groups of sessions), distill (on-policy distillation)."""
+    run: RunSection = RunSection()
+    """Name, place, seed and length of the run."""
+    model: ModelSection = ModelSection()
+    """The model that learns."""
+    warm_start: WarmStartSection = WarmStartSection()
+    """A short supervised start for tiny models."""
+    data: DataSection = DataSection()
+    """Prompts."""
+    rollout: RolloutSection = RolloutSection()
+    """Engines and sampling."""
+    storage: StorageSection = StorageSection()
+    """The transfer queue's storage."""
+    algorithm: AlgorithmSection = AlgorithmSection()
+    """Advantages, losses, KL."""
+    actor: ActorSection = ActorSection()
+    """The policy's training."""
+    critic: CriticSection = CriticSection()
+    """The value function's training (mode ppo)."""
+    reference: ReferenceSection = ReferenceSection()
+    """The frozen policy that KL is measured against."""
+    reward: RewardSection = RewardSection()
+    """The reward function."""
+    reward_model: RewardModelSection = RewardModelSection()
+    """A model that scores trajectories."""
+    teachers: dict[str, TeacherSection] = {}
+    """Frozen models for distillation, by name."""
+    distillation: DistillationSection = DistillationSection()
+    """On-policy distillation (mode distill)."""
+    validation: ValidationSection = ValidationSection()
+    """Held-out evaluation."""
+    checkpoint: CheckpointSection = CheckpointSection()
+    """Saving and exporting."""
+    logging: LoggingSection = LoggingSection()
+    """Metrics and trajectories."""
+    cluster: ClusterSection = ClusterSection()
+    """Ray and devices."""

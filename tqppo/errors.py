@@ -1,0 +1,65 @@
+"""What can go wrong that a user can do something about. `cli` prints these without a traceback.
+
+Every error takes one string, so that it survives pickling through Ray; `exit_code` is what the
+process ends with.
+"""
+
+
+class TqppoError(Exception):
+    """Anything that tqppo explains instead of tracing."""
+
+    exit_code = 1
+
+
+class UsageError(TqppoError):
+    """The command line asks for something that does not exist."""
+
+    exit_code = 2
+
+
+class ConfigError(TqppoError):
+    """The config does not compile."""
+
+    exit_code = 3
+
+
+class PreflightError(TqppoError):
+    """The machine or the environment lacks what the plan needs."""
+
+    exit_code = 4
+
+
+class BackendError(PreflightError):
+    """A back end is missing, or cannot be started."""
+
+
+class CheckpointError(TqppoError):
+    """A checkpoint is corrupt, partial, or does not fit the config."""
+
+    exit_code = 5
+
+
+class TrainingAborted(TqppoError):
+    """A policy of the config (failed groups, non-finite loss, …) ended the run."""
+
+    exit_code = 6
+
+
+class DataError(TqppoError):
+    """A dataset, a prompt or a reward function is not what it should be."""
+
+
+class QueueError(TqppoError):
+    """The transfer queue refuses: unknown key or column, wrong shape, over budget."""
+
+
+class DeadlineExceeded(QueueError):
+    """A wait ended at its deadline; the message names what was missing."""
+
+
+class DataLost(QueueError):
+    """Rows are gone because a storage or the index died; the message names keys, columns, node."""
+
+
+class EngineError(TqppoError):
+    """A rollout engine died or answered nonsense; the message carries the tail of its log."""

@@ -1,0 +1,128 @@
+"""The contracts between tqppo and its back ends. Imports no torch.
+
+A back end is one file in `backends/` (or a third party's package), registered as an entry point and
+proved by the contract tests: `tqppo backends check rollout|storage NAME`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+
+if TYPE_CHECKING:
+    import numpy as np
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How to choose tokens; temperature 0 is greedy. Log-probabilities are of the tempered, filtered distribution."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    max_new_tokens: int = 256
+    stop_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One turn: continue these tokens. `order` sorts requests that arrive together, so that timing never shows."""
+
+    tokens: Sequence[int]
+    sampling: Sampling
+    seed: int
+    request_id: str
+    order: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """Sampled tokens (the stop token included, when one was sampled), each with its log-probability."""
+
+    tokens: list[int]
+    logprobs: list[float]
+    finish_reason: FinishReason
+    weight_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Log-probabilities of a given sequence of S tokens: row i is about token i + 1; the last row is 0."""
+
+    logprobs: np.ndarray  # float32 [S]
+    top_ids: np.ndarray  # int32 [S, K]
+    top_logprobs: np.ndarray  # float32 [S, K]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightSource:
+    """Weights to load: a Hugging Face folder (usually in shared memory) with `model.safetensors`, and their version."""
+
+    folder: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSpec:
+    """What an engine is told when it is made; plain values, none of them the whole config."""
+
+    model: str  # a Hugging Face folder or hub name
+    max_context_tokens: int
+    max_running: int = 256
+    dtype: str = "auto"
+    attention: str = "auto"
+    trust_remote_code: bool = False
+    eos_token_ids: tuple[int, ...] = ()
+    deterministic: bool = True
+    threads: int = 1
+    seed: int = 0
+    name: str = "rollout-0"  # of this replica, for messages and log files
+    log_dir: str = ""
+    python: str = ""
+    endpoint: str = ""  # attach to this server instead of starting one
+    host: str = "127.0.0.1"
+    tensor_parallel: int = 1
+    memory_fraction: float = 0.6
+    start_timeout_s: float = 600.0
+    request_timeout_s: float = 600.0
+    max_restarts: int = 3
+    engine_args: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCapabilities:
+    """What `validate-config` may rely on without starting the engine."""
+
+    score_top_k: int = 0  # largest K of `score`; 0: cannot score
+    needs_environment: bool = False  # runs in an interpreter of its own
+    attach: bool = False  # can use servers that already run
+    tensor_parallel: bool = False
+    deterministic: bool = False  # same bytes for the same seed, whatever the timing
+
+
+class RolloutEngine(Protocol):
+    """Token ids in, token ids out, asynchronous. All methods run on one event loop.
+
+    - `start` loads the model (and starts processes); the constructor starts nothing.
+    - `generate` and `score` may be called concurrently, in any number.
+    - `expect(n)` announces that n `generate` calls are about to come, so that a deterministic engine
+      can admit them together, ordered by `Request.order`; other engines ignore it.
+    - `load_weights` returns when every later completion comes from the new weights and carries their version.
+    - `close` leaves no process, thread or file behind, whatever happened before; it may be called twice.
+    """
+
+    capabilities: ClassVar[EngineCapabilities]
+
+    def __init__(self, spec: EngineSpec) -> None: ...
+    async def start(self) -> None: ...
+    def expect(self, num_requests: int) -> None: ...
+    async def generate(self, request: Request) -> Completion: ...
+    async def abort(self, request_id: str) -> None: ...
+    async def score(self, tokens: Sequence[int], top_k: int = 0) -> Scores: ...
+    async def load_weights(self, source: WeightSource) -> None: ...
+    async def sleep(self) -> None: ...
+    async def wake(self) -> None: ...
+    async def close(self) -> None: ...

@@ -1,0 +1,91 @@
+"""A small language model and byte-level tokenizer, made from the config with no download.
+
+The folder it writes is an ordinary Hugging Face folder: every engine and worker loads it like any
+other model. One token per byte, plus a few special tokens for the chat template.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    PretrainedConfig,
+    PreTrainedTokenizerFast,
+)
+
+SPECIAL_TOKENS = ("<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|pad|>")
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '<|' + message['role'] + '|>' + message['content'] }}"
+    "{% if message['role'] == 'assistant' %}{{ '<|end|>' }}{% endif %}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+VOCABULARY = 264  # 256 bytes and the special tokens, rounded up to a multiple of 8
+
+
+def byte_tokenizer() -> PreTrainedTokenizerFast:
+    """One token per byte of UTF-8; ids 0–255 are the bytes in `tokenizers`' byte alphabet, special tokens follow."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={char: i for i, char in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token="<|end|>",
+        pad_token="<|pad|>",
+        additional_special_tokens=list(SPECIAL_TOKENS[1:-1]),
+        chat_template=CHAT_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def tiny_config(
+    *, family: str, hidden_size: int, num_layers: int, num_heads: int, tie_embeddings: bool, max_tokens: int = 4096
+) -> PretrainedConfig:
+    tokenizer = byte_tokenizer()
+    return AutoConfig.for_model(
+        family,
+        vocab_size=VOCABULARY,
+        hidden_size=hidden_size,
+        intermediate_size=hidden_size * 3,
+        num_hidden_layers=num_layers,
+        num_attention_heads=num_heads,
+        num_key_value_heads=num_heads,
+        head_dim=hidden_size // num_heads,
+        max_position_embeddings=max_tokens,
+        tie_word_embeddings=tie_embeddings,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+    )
+
+
+def write_tiny_model(
+    folder: str | Path,
+    *,
+    family: str = "llama",
+    hidden_size: int = 64,
+    num_layers: int = 2,
+    num_heads: int = 2,
+    tie_embeddings: bool = True,
+    seed: int = 0,
+) -> Path:
+    """A fresh model and its tokenizer, the same bytes for the same arguments."""
+    config = tiny_config(
+        family=family,
+        hidden_size=hidden_size,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        tie_embeddings=tie_embeddings,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model.save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+    return Path(folder)
