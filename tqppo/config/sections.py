@@ -82,7 +82,7 @@ class WarmStartSection(Section):
 
 class DataSection(Section):
     train: str | list[str] = "task:sort"
-    """`task:NAME` (procedural), or JSONL/parquet files with verl's or TRL's columns; `gym:NAME` with the extra `gym`."""
+    """`task:NAME` (procedural), JSONL or parquet files with verl's or TRL's columns, `gym:NAME` (extra `gym`)."""
     task_args: dict[str, int | float | str | bool] = {}
     """Arguments of the procedural task, such as `{digits = 4}`."""
     size: Positive = 10_000
