@@ -1,0 +1,178 @@
+"""Procedural tasks with verifiable answers, small enough for a tiny model. `dataset` turns them into rows.
+
+A problem depends only on (seed, index). Training and held-out problems never overlap: the split is a
+hash of the *canonical* problem, so `3142` and `1234`, which have one answer, are on the same side.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tqppo.errors import DataError, UsageError
+
+HELD_OUT_SHARE = 0.2
+MAX_DRAWS = 1000  # a split that takes more draws than this is as good as empty
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What is asked, the one right answer, and what identifies the problem up to rewording."""
+
+    text: str
+    answer: str
+    canonical: str
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A named stream of problems. `reward` is the built-in reward that judges answers."""
+
+    name: str
+    draw: Callable[[random.Random], Problem]
+    reward: str = "exact_match"
+    arguments: tuple[tuple[str, Any], ...] = ()
+
+    def problem(self, index: int, *, seed: int = 0, held_out: bool = False) -> Problem:
+        """The index-th problem of a split: the first draw that falls on the right side."""
+        rng = random.Random(f"{self.name}/{seed}/{'held-out' if held_out else 'train'}/{index}")
+        for _ in range(MAX_DRAWS):
+            problem = self.draw(rng)
+            if is_held_out(f"{self.name}/{problem.canonical}") == held_out:
+                return problem
+        part = "held-out" if held_out else "training"
+        raise DataError(
+            f"task {self.name!r} with {dict(self.arguments)} has too few problems for a {part} part; make it larger"
+        )
+
+
+def is_held_out(canonical: str) -> bool:
+    """Which side of the split a problem is on; the same for every run, seed and machine."""
+    digest = hashlib.blake2b(canonical.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") < HELD_OUT_SHARE * 2**64
+
+
+def sort(*, digits: int = 4) -> Callable[[random.Random], Problem]:
+    """`3142` → `1234`. Held out by multiset: no ordering of a held-out multiset is ever trained on."""
+
+    def draw(rng: random.Random) -> Problem:
+        text = "".join(rng.choices("0123456789", k=digits))
+        answer = "".join(sorted(text))
+        return Problem(text, answer, answer)
+
+    return draw
+
+
+def reverse(*, length: int = 4, letters: str = "abcdefghij") -> Callable[[random.Random], Problem]:
+    """`abcd` → `dcba`. A word and its mirror image are one problem."""
+
+    def draw(rng: random.Random) -> Problem:
+        text = "".join(rng.choices(letters, k=length))
+        return Problem(text, text[::-1], min(text, text[::-1]))
+
+    return draw
+
+
+def add(*, digits: int = 2) -> Callable[[random.Random], Problem]:
+    """`12+34=` → `46`. Both orders of the summands are one problem."""
+
+    def draw(rng: random.Random) -> Problem:
+        a, b = rng.randrange(10**digits), rng.randrange(10**digits)
+        return Problem(f"{a}+{b}=", str(a + b), f"{min(a, b)}+{max(a, b)}")
+
+    return draw
+
+
+def arithmetic(*, terms: int = 3, largest: int = 9, operators: str = "+-*") -> Callable[[random.Random], Problem]:
+    """`3*4-5=` → `7`, with the usual precedence."""
+
+    def draw(rng: random.Random) -> Problem:
+        numbers = [rng.randint(0, largest) for _ in range(terms)]
+        signs = rng.choices(operators, k=terms - 1)
+        text = str(numbers[0]) + "".join(f"{sign}{number}" for sign, number in zip(signs, numbers[1:], strict=True))
+        return Problem(f"{text}=", str(evaluate(numbers, signs)), text)
+
+    return draw
+
+
+def count(*, length: int = 8, letters: str = "abc") -> Callable[[random.Random], Problem]:
+    """`b:abcabb` → `3`: how often the letter before the colon occurs after it."""
+
+    def draw(rng: random.Random) -> Problem:
+        text, letter = "".join(rng.choices(letters, k=length)), rng.choice(letters)
+        return Problem(f"{letter}:{text}", str(text.count(letter)), f"{letter}:{''.join(sorted(text))}")
+
+    return draw
+
+
+def maximum(*, numbers: int = 3, digits: int = 2) -> Callable[[random.Random], Problem]:
+    """`17 4 56` → `56`. Held out by the set of numbers, whatever their order."""
+
+    def draw(rng: random.Random) -> Problem:
+        drawn = [rng.randrange(10**digits) for _ in range(numbers)]
+        return Problem(" ".join(map(str, drawn)), str(max(drawn)), " ".join(map(str, sorted(drawn))))
+
+    return draw
+
+
+def evaluate(numbers: list[int], signs: list[str]) -> int:
+    """A chain of +, − and × with the usual precedence."""
+    total, product = 0, numbers[0]
+    for sign, number in zip(signs, numbers[1:], strict=True):
+        if sign == "*":
+            product *= number
+        else:
+            total, product = total + product, number if sign == "+" else -number
+    return total + product
+
+
+TASKS: dict[str, Callable[..., Callable[[random.Random], Problem]]] = {
+    "sort": sort,
+    "reverse": reverse,
+    "add": add,
+    "arithmetic": arithmetic,
+    "count": count,
+    "maximum": maximum,
+}
+REWARDS = {False: "exact_match", True: "partial_match"}
+
+
+def load(name: str, arguments: Mapping[str, Any] | None = None) -> Task:
+    """A task by name. `partial_credit = true` rewards the share of right characters instead of all or nothing."""
+    if name not in TASKS:
+        raise UsageError(f"there is no task called {name!r}; tasks: {', '.join(TASKS)}")
+    given = dict(arguments or {})
+    _check(name, given)
+    partial = bool(given.pop("partial_credit", False))
+    return Task(name, TASKS[name](**given), REWARDS[partial], tuple(sorted(given.items())))
+
+
+def parameters(name: str) -> dict[str, int | str]:
+    """The arguments of a task and their defaults."""
+    return dict(TASKS[name].__kwdefaults__ or {})
+
+
+def _check(name: str, given: Mapping[str, Any]) -> None:
+    allowed: dict[str, Any] = {**parameters(name), "partial_credit": False}
+    for key, value in given.items():
+        if key not in allowed:
+            raise UsageError(f"task {name!r} has no argument {key!r}; arguments: {', '.join(allowed)}")
+        if type(value) is not type(allowed[key]):
+            wanted = type(allowed[key]).__name__
+            raise UsageError(f"task {name!r}: {key} = {value!r} should be of type {wanted}, such as {allowed[key]!r}")
+        if isinstance(value, int) and not isinstance(value, bool) and value < 1:
+            raise UsageError(f"task {name!r}: {key} = {value} should be at least 1")
+        if value == "":
+            raise UsageError(f"task {name!r}: {key} must not be empty")
+
+
+def demonstrations(task: Task, *, seed: int) -> Iterator[tuple[str, str]]:
+    """(prompt, answer) pairs of the training part, without end."""
+    index = 0
+    while True:
+        problem = task.problem(index, seed=seed)
+        yield problem.text, problem.answer
+        index += 1
