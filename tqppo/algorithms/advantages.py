@@ -1,0 +1,156 @@
+"""Advantages and returns per token, for every estimator. The estimator worker calls `estimate`.
+
+Group estimators (`groups`) give each row one scalar. Token estimators (gae, reinforce_plus_plus, remax) see a session
+as one episode: its rows follow one another, and the reward comes at the episode's last token that counts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from tqppo.algorithms.groups import GROUP_ESTIMATORS, Fallback, Metrics, Rows, opo
+from tqppo.algorithms.layout import blank, per_token, row_counts, row_sum, whiten
+from tqppo.algorithms.scan import discounted_sums
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """`advantages` and `returns` [N], 0 where the mask is false."""
+
+    advantages: Tensor
+    returns: Tensor
+    metrics: Metrics = field(default_factory=dict)
+
+
+def session_reward(reward: Tensor, rows: Rows, penalty: Tensor, mask: Tensor) -> Tensor:
+    """`reward` [B] minus the penalty [N] (β·KL) summed over all rows of the session; to be read on final rows."""
+    per_row = row_sum(blank(mask, penalty), rows.lengths) * ~rows.is_padding  # [B]
+    ids, which = torch.unique(rows.session, return_inverse=True)
+    return reward - per_row.new_zeros(ids.numel()).index_add_(0, which, per_row)[which]
+
+
+def episode_lengths(rows: Rows) -> Tensor:
+    """How many tokens each session has in the flat vector, in the order of the rows."""
+    ids, which, counts = torch.unique_consecutive(rows.session, return_inverse=True, return_counts=True)
+    assert ids.numel() == torch.unique(ids).numel(), "rows of a session must follow one another"
+    return rows.lengths.new_zeros(counts.numel()).index_add_(0, which, rows.lengths)
+
+
+def token_rewards(reward: Tensor, rows: Rows, mask: Tensor, penalty: Tensor | None = None) -> Tensor:
+    """The final row's reward [B] at the session's last token that counts, minus `penalty` [N] on every token: [N]."""
+    episodes = episode_lengths(rows)
+    finals = rows.is_final & ~rows.is_padding
+    _, which = torch.unique_consecutive(rows.session, return_inverse=True)
+    rewards = reward.new_zeros(episodes.numel()).index_add_(0, which, reward * finals)  # [S]
+    position = torch.arange(1, mask.numel() + 1, device=mask.device) * mask
+    last = torch.segment_reduce(position.double(), "max", lengths=episodes, initial=0.0, unsafe=True).long() - 1
+    tokens = reward.new_zeros(mask.numel())
+    tokens[last[last >= 0]] = rewards[last >= 0]
+    return tokens if penalty is None else tokens - blank(mask, penalty)
+
+
+def _compact(values: Tensor, mask: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """The tokens that count as [episodes, longest], and which cells of that hold one: masked tokens take no step."""
+    counts = row_counts(mask, lengths).long()
+    cells = torch.arange(int(counts.max()) if counts.numel() else 0, device=mask.device) < counts[:, None]
+    grid = values.new_zeros(cells.shape)
+    grid[cells] = values[mask]
+    return grid, cells
+
+
+def _scatter(grid: Tensor, cells: Tensor, mask: Tensor) -> Tensor:
+    tokens = grid.new_zeros(mask.numel())
+    tokens[mask] = grid[cells]
+    return tokens
+
+
+def gae(rewards: Tensor, values: Tensor, mask: Tensor, lengths: Tensor, *, gamma: float, lam: float) -> Estimate:
+    """Generalised advantage estimates over episodes of `lengths` [S] in flat vectors [N]. Not whitened.
+
+    δ_t = r_t + γ V_{t+1} − V_t, A_t = δ_t + γλ A_{t+1}, where t + 1 is the next token that counts; returns are A + V.
+    """
+    reward_grid, cells = _compact(rewards, mask, lengths)
+    value_grid, _ = _compact(values, mask, lengths)
+    following = torch.nn.functional.pad(value_grid[:, 1:], (0, 1))
+    advantages = discounted_sums(reward_grid + gamma * following - value_grid, gamma * lam)
+    return Estimate(_scatter(advantages, cells, mask), _scatter(advantages + value_grid, cells, mask))
+
+
+def rewards_to_go(rewards: Tensor, mask: Tensor, lengths: Tensor, *, gamma: float = 1.0) -> Tensor:
+    """G_t = r_t + γ G_{t+1} over the tokens of each episode that count: [N]."""
+    grid, cells = _compact(rewards, mask, lengths)
+    return _scatter(discounted_sums(grid, gamma), cells, mask)
+
+
+def reinforce_plus_plus(rewards: Tensor, mask: Tensor, lengths: Tensor, *, gamma: float) -> Estimate:
+    """Discounted rewards to go, whitened over the batch (REINFORCE++)."""
+    returns = rewards_to_go(rewards, mask, lengths, gamma=gamma)
+    return Estimate(whiten(returns, mask), returns)
+
+
+def remax(rewards: Tensor, baseline: Tensor, mask: Tensor, lengths: Tensor) -> Estimate:
+    """Rewards to go minus the reward of a greedy rollout of the same prompt, `baseline` [S] (ReMax)."""
+    returns = rewards_to_go(rewards, mask, lengths)
+    return Estimate(blank(mask, returns - per_token(baseline, lengths)), returns)
+
+
+def to_tokens(scalars: Tensor, mask: Tensor, lengths: Tensor) -> Tensor:
+    """One scalar per row [B] on each of its tokens that count: [N]."""
+    return blank(mask, per_token(scalars, lengths))
+
+
+@dataclass(frozen=True, slots=True)
+class EstimateOptions:
+    """algorithm.gamma, lam and single_session of the config; `zero_variance` is for groups of equal rewards."""
+
+    gamma: float = 1.0
+    lam: float = 0.95
+    single_session: Fallback = "zero"
+    zero_variance: Fallback = "zero"
+
+
+def estimate(
+    name: str,
+    reward: Tensor,
+    mask: Tensor,
+    rows: Rows,
+    options: EstimateOptions,
+    *,
+    penalty: Tensor | None = None,
+    critic: Tensor | None = None,
+) -> Estimate:
+    """Any estimator by its config name, from session rewards [B] (read on final rows) to advantages [N].
+
+    `penalty` [N] is β·KL in the reward. `critic` is values [N] for gae, the greedy rewards [B] for remax.
+    """
+    mask = mask & per_token(~rows.is_padding, rows.lengths)
+    if name in GROUP_ESTIMATORS or name == "reinforce_plus_plus_baseline":
+        return _estimate_groups(name, reward, mask, rows, options, penalty)
+    episodes, rewards = episode_lengths(rows), token_rewards(reward, rows, mask, penalty)
+    if name == "reinforce_plus_plus":
+        return reinforce_plus_plus(rewards, mask, episodes, gamma=options.gamma)
+    assert critic is not None, f"{name} needs {'values' if name == 'gae' else 'baseline rewards'}"
+    if name == "gae":
+        raw = gae(rewards, critic, mask, episodes, gamma=options.gamma, lam=options.lam)
+        return Estimate(whiten(raw.advantages, mask), raw.returns)
+    assert name == "remax", f"unknown advantage estimator {name!r}"
+    return remax(rewards, critic[rows.is_final | rows.is_padding], mask, episodes)
+
+
+def _estimate_groups(
+    name: str, reward: Tensor, mask: Tensor, rows: Rows, options: EstimateOptions, penalty: Tensor | None
+) -> Estimate:
+    reward = reward if penalty is None else session_reward(reward, rows, penalty, mask)
+    fallbacks = {"single_session": options.single_session, "zero_variance": options.zero_variance}
+    if name == "opo":
+        groups = opo(reward, rows, num_tokens=row_counts(mask, rows.lengths), **fallbacks)
+    else:
+        groups = GROUP_ESTIMATORS["dr_grpo" if name == "reinforce_plus_plus_baseline" else name](
+            reward, rows, **fallbacks
+        )
+    tokens = to_tokens(groups.scalars, mask, rows.lengths)
+    tokens = whiten(tokens, mask) if name == "reinforce_plus_plus_baseline" else tokens
+    return Estimate(tokens, tokens, groups.metrics)

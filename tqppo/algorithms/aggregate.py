@@ -1,0 +1,96 @@
+"""Token losses → one number, the same for any cut of the mini-batch into micro-batches, ranks and padding.
+
+Every part divides by what the whole mini-batch holds, so parts add up. Where data-parallel gradients are averaged
+rather than summed, the caller multiplies by the number of ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tqppo.algorithms.layout import blank, row_counts, row_sum
+
+MODES = (
+    "token-mean",
+    "token-sum",
+    "seq-mean-token-mean",
+    "seq-mean-token-sum",
+    "seq-mean-token-sum-norm",
+    "session-mean",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Normalisers:
+    """What a whole mini-batch holds, padding left out. Those of its parts add up (over ranks: all-reduce the sum)."""
+
+    tokens: float = 0.0  # that count
+    sequences: float = 0.0  # rows with a token that counts
+    sessions: float = 0.0  # Σ session weights of those rows
+
+    @staticmethod
+    def total(parts: Iterable[Normalisers]) -> Normalisers:
+        parts = list(parts)
+        return Normalisers(
+            sum(p.tokens for p in parts), sum(p.sequences for p in parts), sum(p.sessions for p in parts)
+        )
+
+
+def normalisers(mask: Tensor, lengths: Tensor, session_weights: Tensor | None = None) -> Normalisers:
+    """Of rows with `mask` [N], `lengths` [B] and `session_weights` [B] (each row its own session if left out)."""
+    counts = row_counts(mask, lengths, torch.float64) > 0  # [B]
+    weights = counts.double() if session_weights is None else session_weights.double() * counts
+    return Normalisers(float(mask.sum()), float(counts.sum()), float(weights.sum()))
+
+
+def session_weights(session: Tensor, counts: Tensor) -> Tensor:
+    """1 / rows of the session, for rows that count; 0 for the others. `session` int64, `counts` bool, all [B].
+
+    Compute it on the whole batch: a session whose rows fall into two mini-batches still weighs 1 in all.
+    """
+    _, which = torch.unique(session, return_inverse=True)
+    rows = torch.bincount(which[counts], minlength=int(which.max()) + 1 if which.numel() else 0)
+    return counts / rows[which].clamp(min=1)
+
+
+def aggregate(
+    losses: Tensor,
+    mask: Tensor,
+    lengths: Tensor,
+    mode: str,
+    whole: Normalisers,
+    *,
+    horizon: float = 1.0,
+    session_weights: Tensor | None = None,
+) -> Tensor:
+    """The part that these token losses [N] contribute to the loss of the mini-batch described by `whole`.
+
+    token-mean                Σ losses / tokens
+    seq-mean-token-mean       Σ_rows mean of the row / sequences
+    seq-mean-token-sum        Σ_rows sum of the row / sequences
+    seq-mean-token-sum-norm   the same / `horizon`, a constant (Dr.GRPO)
+    session-mean              Σ_rows weight · mean of the row / Σ weights; `session_weights` [B]
+    """
+    assert mode in MODES, f"unknown aggregation {mode!r}; known: {', '.join(MODES)}"
+    losses = blank(mask, losses)
+    if mode == "token-mean":
+        return losses.sum() / _positive(whole.tokens)
+    if mode == "token-sum":
+        return losses.sum()
+    if mode == "seq-mean-token-sum":
+        return losses.sum() / _positive(whole.sequences)
+    if mode == "seq-mean-token-sum-norm":
+        return losses.sum() / (_positive(whole.sequences) * horizon)
+    means = row_sum(losses, lengths) / row_counts(mask, lengths, losses.dtype).clamp(min=1)  # [B]
+    if mode == "seq-mean-token-mean":
+        return means.sum() / _positive(whole.sequences)
+    weights = means.new_ones(means.shape) if session_weights is None else session_weights.to(means.dtype)
+    return (means * weights).sum() / _positive(whole.sessions)
+
+
+def _positive(divisor: float) -> float:
+    return divisor if divisor > 0 else 1.0  # an all-padding mini-batch: exactly 0 and no gradient, not 0/0
