@@ -1,0 +1,111 @@
+"""The commands put together, and the one place where errors become messages and exit codes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from tqppo.cli import backends, completion, config, crash, environment, presets, train
+from tqppo.cli.options import Quiet, Verbose
+from tqppo.errors import TqppoError
+
+EXIT_CODES = (
+    "Exit codes: 0 ok, 1 runtime failure, 2 usage, 3 invalid config, 4 preflight failed, 5 checkpoint incompatible "
+    "or corrupt, 6 training aborted by policy, 130 and 143 after a signal with a checkpoint saved."
+)
+
+
+class Commands(TyperGroup):
+    """The top of the command tree."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        if os.environ.get(completion.VARIABLE):
+            completion.respond(self)
+            return None
+        sys.excepthook = crash.report
+        try:
+            return super().main(*args, **kwargs)
+        except TqppoError as error:
+            known = getattr(error, "cause", error)  # Ray wraps what a worker raised, with its traceback
+            typer.echo(f"error: {known}", err=True)
+            sys.exit(error.exit_code)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[-1] in ("--show-completion", "--install-completion"):
+            args = [*args, "auto"]
+        return super().parse_args(ctx, args)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"tqppo {version('tqppo')}")
+        raise typer.Exit
+
+
+def _show_completion(shell: str) -> None:
+    if shell:
+        typer.echo(completion.script(shell))
+        raise typer.Exit
+
+
+def _install_completion(shell: str) -> None:
+    if shell:
+        path, how = completion.install(shell)
+        typer.echo(f"wrote {path}; {how}")
+        raise typer.Exit
+
+
+# Boxes and colours are for people at a terminal; pipes and files get plain lines.
+_terminal = sys.stdout is not None and sys.stdout.isatty() and sys.stderr.isatty()
+app = typer.Typer(
+    name="tqppo",
+    cls=Commands,
+    add_completion=False,  # Typer's own scripts cannot complete past the `=` of `--set key=value`
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich" if _terminal else None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=EXIT_CODES,
+)
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+    show_completion: Annotated[
+        str,
+        typer.Option(
+            callback=_show_completion, is_eager=True, metavar="[SHELL]", help="Print the script for bash, zsh or fish."
+        ),
+    ] = "",
+    install_completion: Annotated[
+        str,
+        typer.Option(
+            callback=_install_completion, is_eager=True, metavar="[SHELL]", help="Set completion up for your shell."
+        ),
+    ] = "",
+    verbose: Verbose = 0,
+    quiet: Quiet = 0,
+) -> None:
+    """Post-train language models with reinforcement learning, from a laptop to a cluster.
+
+    Start with `tqppo train --preset quickstart`.
+    """
+
+
+app.command("train")(train.train)
+app.command("resume")(train.resume)
+app.command("validate-config")(config.validate)
+app.command("schema")(config.schema)
+app.command("env")(environment.show)
+app.add_typer(presets.app, name="presets")
+app.add_typer(config.app, name="config")
+app.add_typer(backends.app, name="backends")

@@ -1,0 +1,133 @@
+"""Tab: what may come next on a half-typed command line, for bash, zsh and fish.
+
+The shell's script passes the line up to the cursor in `_TQPPO_LINE`; the answer is one candidate per line, a tab
+and its description after it, or `:files`. Nothing heavy is imported here: Tab has to feel instant.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from tqppo.cli import candidates, scripts
+from tqppo.errors import UsageError
+
+VARIABLE = "_TQPPO_COMPLETE"
+LINE = "_TQPPO_LINE"
+FILES = ":files"
+
+Candidate = tuple[str, str]
+
+
+def respond(root: Any) -> None:
+    """Answer the shell. `root` is the command tree."""
+    for value, note in answer(root, words_of(os.environ.get(LINE, ""))):
+        typer.echo(f"{value}\t{note}".rstrip())
+
+
+def words_of(line: str) -> list[str]:
+    """The words after the program's name; the last one is the word at the cursor, perhaps empty."""
+    for closing in ("", '"', "'"):  # the word at the cursor may be an open quote
+        lexer = shlex.shlex(line + closing, posix=True, punctuation_chars=False)
+        lexer.whitespace_split, lexer.commenters = True, ""
+        try:
+            words = list(lexer)
+        except ValueError:
+            continue
+        return words[1:] + [""] * (not closing and line[-1:].isspace())
+    return []
+
+
+def answer(command: Any, words: list[str]) -> list[Candidate]:
+    """Walk the finished words down the command tree, then offer what fits the last one."""
+    *finished, word = words or [""]
+    waiting, num_arguments = None, 0
+    for each in finished:
+        if waiting is not None:
+            waiting = None
+        elif each.startswith("-"):
+            waiting = None if "=" in each else _option(command, each)
+        elif hasattr(command, "commands"):
+            command = command.commands.get(each)
+            if command is None:
+                return []
+        else:
+            num_arguments += 1
+    if waiting is not None:
+        return _values(waiting, word)
+    if word.startswith("-"):
+        return _options(command, word)
+    if hasattr(command, "commands"):
+        return _matching(word, ((name, _short(sub.help)) for name, sub in command.commands.items() if not sub.hidden))
+    return _argument(command, num_arguments, word, finished)
+
+
+def _option(command: Any, word: str) -> Any:
+    """The option of this name, if a value follows it."""
+    for param in command.params:
+        if param.param_type_name == "option" and word in param.opts:
+            return None if param.is_flag or param.count else param
+    return None
+
+
+def _options(command: Any, word: str) -> list[Candidate]:
+    name, equals, value = word.partition("=")
+    if equals and (option := _option(command, name)) is not None:
+        found = _values(option, value)
+        return found if found == [(FILES, "")] else [(f"{name}={each}", note) for each, note in found]
+    offered = [("--help", "Show what this command does.")]
+    for param in command.params:
+        if param.param_type_name == "option" and not param.hidden:
+            offered += [(opt, _short(param.help)) for opt in param.opts if opt.startswith("--")]
+    return _matching(word, offered)
+
+
+def _argument(command: Any, number: int, word: str, finished: list[str]) -> list[Candidate]:
+    arguments = [param for param in command.params if param.param_type_name == "argument"]
+    if not arguments or (number >= len(arguments) and arguments[-1].nargs != -1):
+        return []
+    return _values(arguments[min(number, len(arguments) - 1)], word, finished)
+
+
+def _values(param: Any, word: str, finished: list[str] | None = None) -> list[Candidate]:
+    """What the option or argument may be; parameters are known by name, the same one meaning the same everywhere."""
+    if param.name in candidates.PATHS:
+        return [(FILES, "")]
+    offer = candidates.BY_PARAMETER.get(param.name)
+    return _matching(word, offer(word, finished or [])) if offer else []
+
+
+def _matching(word: str, offered: Iterable[Candidate]) -> list[Candidate]:
+    return [(value, note) for value, note in offered if value.startswith(word)]
+
+
+def _short(text: str | None) -> str:
+    return (text or "").split("\n")[0]
+
+
+def script(shell: str) -> str:
+    """The text that makes a shell ask us."""
+    return scripts.BY_SHELL[_known(shell)].strip()
+
+
+def install(shell: str) -> tuple[Path, str]:
+    """Put the script where the shell looks for it; returns the file and what is left to do."""
+    shell = _known(shell)
+    place, left_to_do = scripts.PLACES[shell]
+    path = Path(os.path.expandvars(place)).expanduser()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(script(shell) + "\n")
+    return path, left_to_do.format(path=path, folder=path.parent)
+
+
+def _known(shell: str) -> str:
+    if shell == "auto":
+        shell = Path(os.environ.get("SHELL", "")).name
+    if shell not in scripts.BY_SHELL:
+        raise UsageError(f"no completion for the shell {shell!r}; name one of {', '.join(scripts.BY_SHELL)}")
+    return shell

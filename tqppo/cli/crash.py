@@ -1,0 +1,25 @@
+"""What a user sees of a bug: one line, and the file that holds the rest."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import traceback
+from types import TracebackType
+
+import typer
+
+
+def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Stands in for `sys.excepthook`; the interpreter then ends with 1."""
+    lines = traceback.format_exception(kind, error, trace)
+    handle, path = tempfile.mkstemp(prefix="tqppo-crash-", suffix=".log")
+    with os.fdopen(handle, "w") as out:
+        out.write(f"command: {' '.join(sys.argv)}\n\n{''.join(lines)}")
+    summary = "".join(traceback.format_exception_only(kind, error)).strip().splitlines()[-1]
+    typer.echo(
+        f"error: this is a bug in tqppo, or something that it does not foresee: {summary}\n"
+        f"The traceback is in {path}; please report it with the output of `tqppo env`.",
+        err=True,
+    )

@@ -1,0 +1,38 @@
+"""How commands print: tables at a terminal, plain aligned lines elsewhere, JSON for programs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import typer
+
+
+def emit_json(value: Any) -> None:
+    typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Cells are text as it is: brackets are not markup."""
+    if not sys.stdout.isatty():
+        typer.echo("\n".join(plain_lines(header, rows)))
+        return
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
+    for i, name in enumerate(header):
+        grid.add_column(name, style="cyan" if i == 0 else None, no_wrap=i == 0)
+    for row in rows:
+        grid.add_row(*(Text(cell) for cell in row))
+    Console().print(grid)
+
+
+def plain_lines(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    lines = [header, *rows]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]

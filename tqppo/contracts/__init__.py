@@ -1,0 +1,1 @@
+"""What a back end must do, as pytest modules: `tqppo backends check KIND NAME` runs them on any back end."""
