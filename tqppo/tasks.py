@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -167,12 +167,3 @@ def _check(name: str, given: Mapping[str, Any]) -> None:
             raise UsageError(f"task {name!r}: {key} = {value} should be at least 1")
         if value == "":
             raise UsageError(f"task {name!r}: {key} must not be empty")
-
-
-def demonstrations(task: Task, *, seed: int) -> Iterator[tuple[str, str]]:
-    """(prompt, answer) pairs of the training part, without end."""
-    index = 0
-    while True:
-        problem = task.problem(index, seed=seed)
-        yield problem.text, problem.answer
-        index += 1

@@ -1,0 +1,140 @@
+"""The built-in reward functions, by name. All have verl's signature and return a score, `acc` and what was read.
+
+`rewards` runs the ones in `INLINE` where the trajectory is made: they are quick for any input. The others
+may be slow or hang on a hostile answer, and run in a process that can be killed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from decimal import Decimal, InvalidOperation
+from functools import lru_cache
+from typing import Any
+
+from tqppo.errors import DataError, PreflightError
+
+Scored = dict[str, Any]
+NUMBER = re.compile(r"-?\d[\d,]*\.?\d*")
+MARKED_NUMBER = re.compile(r"####\s*\$?(-?\d[\d,]*\.?\d*)")
+
+
+def exact_match(
+    data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None, *, ignore_case: bool = False
+) -> Scored:
+    """1 when the answer is the reference, apart from white space around it."""
+    found, wanted = solution_str.strip(), str(ground_truth).strip()
+    right = found.lower() == wanted.lower() if ignore_case else found == wanted
+    return _scored(right, found)
+
+
+def partial_match(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None) -> Scored:
+    """The share of positions with the right character; characters too many count as wrong ones."""
+    found, wanted = solution_str.strip(), str(ground_truth).strip()
+    same = sum(a == b for a, b in zip(found, wanted))  # noqa: B905 - the longer tail counts below
+    share = same / max(len(found), len(wanted), 1)
+    return {**_scored(found == wanted, found), "score": share}
+
+
+def contains(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None) -> Scored:
+    """1 when the reference occurs anywhere in the answer."""
+    return _scored(str(ground_truth).strip() in solution_str, solution_str.strip())
+
+
+def gsm8k(
+    data_source: str,
+    solution_str: str,
+    ground_truth: Any,
+    extra_info: Any = None,
+    *,
+    method: str = "flexible",
+    format_score: float = 0.0,
+) -> Scored:
+    """Compares numbers. strict: the number after `####`; flexible: the last number of the answer.
+
+    An answer that has such a number, but the wrong one, gets `format_score`.
+    """
+    if method not in ("strict", "flexible"):
+        raise DataError(f'reward gsm8k: method = {method!r}; use "strict" or "flexible"')
+    marked = MARKED_NUMBER.findall(solution_str)
+    numbers = marked if method == "strict" else marked or NUMBER.findall(solution_str)
+    wanted = (MARKED_NUMBER.findall(str(ground_truth)) or NUMBER.findall(str(ground_truth)) or [""])[-1]
+    if not numbers:
+        return _scored(False, "")
+    found = _number(numbers[-1])
+    right = found is not None and found == _number(wanted)
+    return {**_scored(right, str(found)), "score": 1.0 if right else format_score}
+
+
+def matches(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None, *, pattern: str) -> Scored:
+    """1 when the answer matches the regular expression `pattern` somewhere; a dot matches line ends too."""
+    return _scored(_compiled(pattern).search(solution_str) is not None, solution_str.strip())
+
+
+def math(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None) -> Scored:
+    """1 when the answer equals the reference as mathematics, as math-verify judges (extra `math`)."""
+    try:
+        from math_verify import parse, verify
+    except ImportError:
+        raise PreflightError("reward math needs math-verify: pip install 'tqppo[math]'") from None
+    # No timeout of its own: it works by signals, and the process is killed after reward.timeout_s anyway.
+    wanted = parse(f"\\boxed{{{ground_truth}}}", parsing_timeout=None)
+    found = parse(solution_str, parsing_timeout=None)
+    right = bool(wanted) and bool(found) and verify(wanted, found, timeout_seconds=None)
+    return _scored(bool(right), str(found[0]) if found else "")
+
+
+def gym(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None) -> Scored:
+    """What the reasoning-gym dataset of the row says about the answer (extra `gym`)."""
+    try:
+        import reasoning_gym
+    except ImportError:
+        raise PreflightError("reward gym needs reasoning-gym: pip install 'tqppo[gym]'") from None
+    if not extra_info or "entry" not in extra_info:
+        raise DataError("reward gym judges rows of gym:NAME only; this row comes from somewhere else")
+    answer = solution_str.strip()
+    score = float(reasoning_gym.get_score_answer_fn(extra_info["gym"])(answer, extra_info["entry"]))
+    return {**_scored(score >= 1.0, answer), "score": score}
+
+
+def task(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None) -> Scored:
+    """The row's own: what its task or gym dataset names, and `exact_match` for rows of files."""
+    return BUILT_IN[own_reward(extra_info)](data_source, solution_str, ground_truth, extra_info)
+
+
+BUILT_IN: dict[str, Callable[..., Scored]] = {
+    "task": task,
+    "exact_match": exact_match,
+    "partial_match": partial_match,
+    "contains": contains,
+    "gsm8k": gsm8k,
+    "matches": matches,
+    "math": math,
+    "gym": gym,
+}
+INLINE = frozenset({"exact_match", "partial_match", "contains", "gsm8k"})
+
+
+def own_reward(extra_info: Any) -> str:
+    """Which built-in judges a row when the config names none."""
+    name = (extra_info or {}).get("reward", "exact_match")
+    return name if name in ("partial_match", "gym") else "exact_match"
+
+
+def _scored(right: bool, prediction: str) -> Scored:
+    return {"score": float(right), "acc": float(right), "pred": prediction}
+
+
+def _number(text: str) -> Decimal | None:
+    try:
+        return Decimal(text.replace(",", "").rstrip("."))
+    except InvalidOperation:
+        return None
+
+
+@lru_cache(maxsize=8)
+def _compiled(pattern: str) -> re.Pattern[str]:
+    try:
+        return re.compile(pattern, re.DOTALL)
+    except re.error as error:
+        raise DataError(f"reward matches: pattern {pattern!r} is not a regular expression: {error}") from None
