@@ -1,0 +1,137 @@
+"""Rollout correction: an engine's log-probabilities differ from the trainer's for the same weights.
+
+Importance weights multiply the policy loss, rejection shrinks the mask; both are constants to the gradient.
+Flat layout, see `layout`; `log_ratio` is log π_trainer − log π_engine.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from tqppo.algorithms.layout import blank, masked_mean, per_token, row_counts, row_max, row_mean, row_sum
+
+SAFE = 20.0  # log-ratios are clamped to ± this before exp
+
+
+def log_ratios(old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor) -> Tensor:
+    """[N] each; 0 where `mask` is false."""
+    return blank(mask, old_logprobs.detach() - rollout_logprobs.detach())
+
+
+def importance_weights(
+    kind: str, log_ratio: Tensor, mask: Tensor, lengths: Tensor, *, cap: float, floor: float = 0.0
+) -> Tensor:
+    """Weights [N], 0 where `mask` is false.
+
+    token     min(ratio, cap)
+    sequence  min(product of the sequence's ratios, cap), the same on each of its tokens
+    icepop    ratio where floor ≤ ratio ≤ cap, otherwise 0
+    """
+    ratio = _sequence_log_ratio(log_ratio, lengths) if kind == "sequence" else log_ratio
+    ratio = ratio.clamp(-SAFE, SAFE).exp()
+    if kind == "icepop":
+        return blank(mask & (ratio >= floor) & (ratio <= cap), ratio)
+    assert kind in ("token", "sequence"), f"unknown correction {kind!r}; known: token, sequence, icepop"
+    return blank(mask, ratio.clamp(max=cap))
+
+
+def normalise(weights: Tensor, mask: Tensor) -> Tensor:
+    """Weights scaled to a mean of 1 over the tokens that count."""
+    mean = masked_mean(weights, mask)
+    return torch.where(mean > 1e-8, weights / mean.clamp(min=1e-8), weights)
+
+
+def reject(
+    kind: str, log_ratio: Tensor, mask: Tensor, lengths: Tensor, *, threshold: float, statistic: str = "k1"
+) -> Tensor:
+    """The mask [N] without the tokens (kind `token`) or the sequences (`seq_sum`, `seq_mean`, `seq_max`) too far off.
+
+    With k1 the ratio (of the token; summed, averaged or largest over the sequence in the log) must lie within
+    [1/threshold, threshold]; with k2 or k3 that divergence must not exceed `threshold`.
+    """
+    per = log_ratio.clamp(-SAFE, SAFE)
+    limit = math.log(threshold) if statistic == "k1" else threshold
+    if statistic != "k1":
+        assert statistic in ("k2", "k3"), f"unknown statistic {statistic!r}; known: k1, k2, k3"
+        per = 0.5 * per.square() if statistic == "k2" else torch.expm1(per) - per
+    if kind == "token":
+        return mask & (per.abs() <= limit)
+    if kind == "seq_max":
+        measured = row_max(blank(mask, per.abs()), lengths, initial=0.0)
+    elif kind == "seq_sum":
+        measured = row_sum(blank(mask, per), lengths)
+    else:
+        assert kind == "seq_mean", f"unknown rejection {kind!r}; known: token, seq_sum, seq_mean, seq_max"
+        measured = row_mean(per, mask, lengths)
+    return mask & per_token(measured.abs() <= limit, lengths)
+
+
+def _sequence_log_ratio(log_ratio: Tensor, lengths: Tensor) -> Tensor:
+    return per_token(row_sum(log_ratio, lengths), lengths)
+
+
+def diagnostics(old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, lengths: Tensor) -> dict[str, float]:
+    """How far engine and trainer are apart, over tokens that count and rows that have one; {} if none does."""
+    if not bool(mask.any()):
+        return {}
+    real = row_counts(mask, lengths) > 0
+    log_ratio = log_ratios(old_logprobs, rollout_logprobs, mask)
+    safe = log_ratio.clamp(-SAFE, SAFE)
+    trainer, engine = (-row_mean(each.detach(), mask, lengths)[real] for each in (old_logprobs, rollout_logprobs))
+    sums = row_sum(log_ratio, lengths)[real].clamp(-SAFE, SAFE)
+    metrics = {
+        "rollout_corr/kl": -masked_mean(log_ratio, mask),
+        "rollout_corr/k3_kl": masked_mean(torch.expm1(safe) - safe, mask),
+        "rollout_corr/log_ratio_max": log_ratio.abs().max(),
+        "rollout_corr/chi2_token": masked_mean(torch.expm1(2.0 * safe), mask),
+        "rollout_corr/chi2_seq": torch.expm1(2.0 * sums).mean(),
+        "rollout_corr/training_log_ppl": trainer.mean(),
+        "rollout_corr/training_ppl": trainer.exp().mean(),
+        "rollout_corr/rollout_log_ppl": engine.mean(),
+        "rollout_corr/rollout_ppl": engine.exp().mean(),
+        "rollout_corr/log_ppl_diff": (trainer - engine).mean(),
+        "rollout_corr/log_ppl_abs_diff": (trainer - engine).abs().mean(),
+    }
+    return {name: float(value) for name, value in metrics.items()} | probability_gap(
+        old_logprobs, rollout_logprobs, mask
+    )
+
+
+def probability_gap(old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor) -> dict[str, float]:
+    """Difference of the probabilities themselves, and their correlation (Pearson)."""
+    ours, theirs = old_logprobs.detach()[mask].double().exp(), rollout_logprobs.detach()[mask].double().exp()
+    if ours.numel() < 2:
+        return {}
+    gap = (ours - theirs).abs()
+    a, b = ours - ours.mean(), theirs - theirs.mean()
+    spread = (a.square().sum() * b.square().sum()).sqrt()
+    return {
+        "training/rollout_probs_diff_valid": 1.0,
+        "training/rollout_probs_diff_max": float(gap.max()),
+        "training/rollout_probs_diff_mean": float(gap.mean()),
+        "training/rollout_probs_diff_std": float(gap.std()),
+        "training/rollout_actor_probs_pearson_corr": float((a * b).sum() / spread) if float(spread) > 0 else 1.0,
+    }
+
+
+def weight_metrics(weights: Tensor, mask: Tensor, kept: Tensor) -> dict[str, float]:
+    """Of importance weights [N], and of the mask that rejection `kept` out of `mask`; {} if no token counts.
+
+    eff_sample_size is (Σw)² / (n Σw²): 1 when all weights agree, 1/n when one has it all.
+    """
+    chosen = weights.detach()[mask]
+    if chosen.numel() == 0:
+        return {}
+    square = chosen.square().mean()
+    metrics = {
+        "rollout_corr/rollout_is_mean": chosen.mean(),
+        "rollout_corr/rollout_is_max": chosen.max(),
+        "rollout_corr/rollout_is_min": chosen.min(),
+        "rollout_corr/rollout_is_std": chosen.std(correction=0),
+        "rollout_corr/rollout_is_eff_sample_size": chosen.mean().square() / square.clamp(min=1e-30),
+        "rollout_corr/rollout_rs_masked_fraction": (mask & ~kept).sum() / mask.sum(),
+    }
+    return {name: float(value) for name, value in metrics.items()}
