@@ -1,0 +1,146 @@
+"""What the compiler reports: where, what was found, what is allowed, what to write. Three renderings."""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+Severity = Literal["error", "warning"]
+_COLOURS = {"error": "\x1b[1;31m", "warning": "\x1b[1;33m", "bold": "\x1b[1m", "blue": "\x1b[1;34m", "off": "\x1b[0m"}
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A token in a file, a `--set` argument or an environment variable. Lines and columns count from 1."""
+
+    source: str  # a path, "--set" or "environment"
+    line: int
+    column: int  # in characters
+    width: int
+    text: str  # the whole line
+
+    def __str__(self) -> str:
+        if self.source == "environment":
+            return f"environment:{self.text.split('=', 1)[0]}:{self.column}"
+        return f"{self.source}:{self.line}:{self.column}"
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnostic:
+    """One problem. `notes` say where the other values that it speaks of were set."""
+
+    severity: Severity
+    code: str
+    message: str
+    span: Span | None = None
+    key: str = ""
+    found: str = ""
+    allowed: str = ""
+    fix: str = ""
+    notes: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        span = asdict(self.span) if self.span else None
+        place = {"file": None, "line": None, "column": None, "end_column": None, "source": None}
+        if span:
+            end = span["column"] + span["width"]
+            place = {"file": span["source"], "line": span["line"], "column": span["column"]}
+            place |= {"end_column": end, "source": span["text"]}
+        own = {"severity": self.severity, "code": self.code, "key": self.key, "message": self.message}
+        help_ = {"found": self.found, "allowed": self.allowed, "fix": self.fix, "notes": list(self.notes)}
+        return {**own, **place, **help_}
+
+
+def in_order(diagnostics: Iterable[Diagnostic]) -> list[Diagnostic]:
+    """Errors first, then by place; the same problem met twice (a base extended twice) is told once."""
+
+    def place(each: Diagnostic) -> tuple[Any, ...]:
+        span = each.span
+        return (
+            each.severity != "error",
+            span is None,
+            span.source if span else "",
+            span.line if span else 0,
+            each.code,
+        )
+
+    return sorted(dict.fromkeys(diagnostics), key=place)
+
+
+def render_text(diagnostics: Sequence[Diagnostic], *, color: bool = False) -> str:
+    """For people: each problem with its line and a caret, then how many there are."""
+    if not diagnostics:
+        return ""
+    blocks = [_block(each, color) for each in in_order(diagnostics)]
+    return "\n\n".join([*blocks, summary(diagnostics)]) + "\n"
+
+
+def render_json(diagnostics: Sequence[Diagnostic]) -> str:
+    return json.dumps([each.as_dict() for each in in_order(diagnostics)], indent=2, ensure_ascii=False, default=str)
+
+
+def render_github(diagnostics: Sequence[Diagnostic]) -> str:
+    """Workflow commands: GitHub shows them beside the lines of a pull request."""
+    return "".join(_github_line(each) + "\n" for each in in_order(diagnostics))
+
+
+def summary(diagnostics: Sequence[Diagnostic]) -> str:
+    unique = in_order(diagnostics)
+    errors = sum(each.severity == "error" for each in unique)
+    parts = [f"{n} {word}{'s' if n != 1 else ''}" for n, word in ((errors, "error"), (len(unique) - errors, "warning"))]
+    return ", ".join(part for part in parts if not part.startswith("0 ")) or "no problems"
+
+
+def _block(each: Diagnostic, color: bool) -> str:
+    def paint(text: str, how: str) -> str:
+        return f"{_COLOURS[how]}{text}{_COLOURS['off']}" if color else text
+
+    head = f"{paint(f'{each.severity}[{each.code}]', each.severity)}: {paint(each.message, 'bold')}"
+    lines = [head]
+    margin = " " * len(str(each.span.line)) if each.span else " "
+    bar = paint(f"{margin} |", "blue")
+    if each.span:
+        lines += [f"{margin}{paint('-->', 'blue')} {each.span}", bar]
+        lines += [f"{paint(f'{each.span.line} |', 'blue')} {_shown(each.span.text)}"]
+        lines += [f"{bar} {paint(_caret(each.span), each.severity)}"]
+    labelled = [("found", each.found), ("allowed", each.allowed), ("fix", each.fix)]
+    labelled += [("note", note) for note in each.notes]
+    for label, text in labelled:
+        if text:
+            indented = text.replace("\n", f"\n{margin}   {' ' * (len(label) + 2)}")
+            lines.append(f"{margin} {paint('=', 'blue')} {paint(label, 'bold')}: {indented}")
+    return "\n".join(lines)
+
+
+def _shown(text: str) -> str:
+    return "".join(char if char.isprintable() else " " for char in text)
+
+
+def _cells(text: str) -> int:
+    wide = sum(unicodedata.east_asian_width(char) in "WF" for char in text)
+    return len(text) + wide - sum(bool(unicodedata.combining(char)) for char in text)
+
+
+def _caret(span: Span) -> str:
+    before, token = span.text[: span.column - 1], span.text[span.column - 1 : span.column - 1 + span.width]
+    return " " * _cells(before) + "^" * max(1, _cells(token))
+
+
+def _github_line(each: Diagnostic) -> str:
+    def escape(text: str, extra: str = "") -> str:
+        for char in "%\r\n" + extra:
+            text = text.replace(char, f"%{ord(char):02X}")
+        return text
+
+    place = {"title": f"tqppo {each.code}"}
+    text = "\n".join(part for part in (each.message, each.fix and f"fix: {each.fix}", *each.notes) if part)
+    if each.span and each.span.source in ("--set", "environment"):
+        text += f"\nin {each.span.source}: {each.span.text}"
+    elif each.span:
+        place |= {"file": each.span.source, "line": str(each.span.line), "col": str(each.span.column)}
+        place["endColumn"] = str(each.span.column + each.span.width)
+    properties = ",".join(f"{name}={escape(value, ':,')}" for name, value in place.items())
+    return f"::{each.severity} {properties}::{escape(text)}"

@@ -1,0 +1,224 @@
+"""Where every key and value of a TOML document stands. `tomllib` says what they are, tree-sitter where.
+
+Paths hold strings for keys and integers for the elements of arrays (of tables too).
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tqppo.config.diagnostics import Span
+
+if TYPE_CHECKING:
+    from tree_sitter import Node
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+MAX_DEPTH = 24
+Path = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SyntaxProblem:
+    message: str
+    span: Span
+
+
+@dataclass(slots=True)
+class Document:
+    """A parsed file. With syntax errors, `values` holds what stands outside them, if that can be told."""
+
+    source: str
+    text: str
+    values: dict[str, Any] = field(default_factory=dict)
+    keys: dict[Path, Span] = field(default_factory=dict)  # of a table: its header, or the key of an inline table
+    at: dict[Path, Span] = field(default_factory=dict)  # values
+    problems: list[SyntaxProblem] = field(default_factory=list)
+    too_deep: Span | None = None
+
+    def key_span(self, path: Path) -> Span:
+        """Where a key stands, or the table that holds it."""
+        start = Span(self.source, 1, 1, 1, self.line(1))
+        return next((self.keys[path[:n]] for n in range(len(path), 0, -1) if path[:n] in self.keys), start)
+
+    def line(self, number: int) -> str:
+        lines = self.text.split("\n")
+        return lines[number - 1].rstrip("\r") if number <= len(lines) else ""
+
+
+def parse(text: str, source: str) -> Document:
+    document = Document(source, text)
+    _Walker(document).walk()
+    if document.too_deep is not None:
+        return document
+    try:
+        document.values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        return _recover(document, error)
+    return document
+
+
+def _recover(document: Document, error: tomllib.TOMLDecodeError) -> Document:
+    """Blank the broken line and read on, as long as each further error is that of a single line."""
+    lines = document.text.split("\n")
+    found = _problem(document, str(error))
+    for _ in range(20):
+        document.problems.append(found)
+        broken, lines[found.span.line - 1] = lines[found.span.line - 1], ""
+        if broken.lstrip().startswith("["):  # the keys below it would land in another table
+            return document
+        try:
+            values = tomllib.loads("\n".join(lines))
+        except tomllib.TOMLDecodeError as next_error:
+            found = _problem(document, str(next_error))
+            if _stands_alone(lines[found.span.line - 1]):
+                return document
+        else:
+            rest = Document(document.source, "\n".join(lines), values, problems=document.problems)
+            _Walker(rest).walk()
+            return rest
+    return document
+
+
+def _stands_alone(line: str) -> bool:
+    try:
+        tomllib.loads(line)
+    except tomllib.TOMLDecodeError:
+        return False
+    return True
+
+
+def parse_value(text: str) -> Any:
+    """One TOML value; ValueError when the text is anything else, several lines of TOML included."""
+    values = tomllib.loads(f"v = {text}\n")
+    if list(values) != ["v"]:
+        raise ValueError("more than one value")
+    return values["v"]
+
+
+def parse_key(text: str) -> tuple[str, ...]:
+    """A dotted TOML key; ValueError when the text is anything else."""
+    values: Any = tomllib.loads(f"{text} = 0\n")
+    path = []
+    while isinstance(values, dict):
+        if len(values) != 1:
+            raise ValueError("more than one key")
+        ((name, values),) = values.items()
+        path.append(name)
+    return tuple(path)
+
+
+def _problem(document: Document, message: str) -> SyntaxProblem:
+    lines = document.text.split("\n")
+    place = re.search(r"\(at line (\d+), column (\d+)\)", message)
+    if place:
+        line, column = int(place[1]), int(place[2])
+    else:  # at the end of the document: point behind its last character
+        line = max((i for i, each in enumerate(lines, 1) if each.strip()), default=1)
+        column = len(document.line(line).rstrip()) + 1
+    # tomllib counts the line break as a character of its line
+    column = min(column, len(document.line(line)) + 1)
+    plain = re.sub(r" \(at .*\)$", "", message)
+    return SyntaxProblem(plain, Span(document.source, line, column, 1, document.line(line)))
+
+
+class _Walker:
+    """Reads the positions off tree-sitter's tree."""
+
+    def __init__(self, document: Document) -> None:
+        self.document = document
+        self.data = document.text.encode()
+        self.lines = self.data.split(b"\n")
+        self.arrays: dict[Path, int] = {}
+
+    def walk(self) -> None:
+        import tree_sitter
+        import tree_sitter_toml
+
+        language = tree_sitter.Language(tree_sitter_toml.language())
+        root = tree_sitter.Parser(language).parse(self.data).root_node
+        self.statements(root, ())
+        for child in root.children:
+            if child.type in ("table", "table_array_element"):
+                self.table(child)
+
+    def span(self, node: Node) -> Span:
+        row, column = node.start_point
+        raw = self.lines[row] if row < len(self.lines) else b""
+        before = len(raw[:column].decode(errors="replace"))
+        width = len(self.data[node.start_byte : node.end_byte].decode(errors="replace"))
+        return Span(self.document.source, row + 1, before + 1, width, raw.decode(errors="replace").rstrip("\r"))
+
+    def key(self, node: Node) -> tuple[str, ...]:
+        text = self.data[node.start_byte : node.end_byte].decode()
+        if node.type == "bare_key":
+            return (text,)
+        try:
+            return parse_key(text)
+        except (ValueError, RecursionError):
+            return (text,)
+
+    def table(self, node: Node) -> None:
+        header = next((child for child in node.children if child.type.endswith("_key")), None)
+        if header is None:
+            return
+        written = self.key(header)
+        if len(written) > MAX_DEPTH:
+            self.document.too_deep = self.document.too_deep or self.span(header)
+            return
+        prefix = self.placed(written[:-1])
+        prefix = (*prefix, written[-1])
+        for n in range(1, len(prefix) + 1):
+            self.document.keys.setdefault(prefix[:n], self.span(header))
+        if node.type == "table_array_element":
+            index = self.arrays[prefix] = self.arrays.get(prefix, -1) + 1
+            prefix = (*prefix, index)
+            self.document.keys.setdefault(prefix, self.span(header))
+        else:
+            prefix = self.placed(written)
+        self.statements(node, prefix)
+
+    def placed(self, names: tuple[str, ...]) -> Path:
+        """Names to a path: a name of an array of tables stands for its newest element."""
+        path: Path = ()
+        for name in names:
+            path = (*path, name)
+            if path in self.arrays:
+                path = (*path, self.arrays[path])
+        return path
+
+    def statements(self, node: Node, prefix: Path) -> None:
+        for child in node.children:
+            if child.type == "pair":
+                self.pair(child, prefix)
+
+    def pair(self, node: Node, prefix: Path) -> None:
+        parts = [child for child in node.children if child.type not in ("comment", "=")]
+        if len(parts) != 2:
+            return
+        path = (*prefix, *self.key(parts[0]))
+        for n in range(len(prefix) + 1, len(path)):
+            self.document.keys.setdefault(path[:n], self.span(parts[0]))
+        self.document.keys.setdefault(path, self.span(parts[0]))
+        self.value(parts[1], path)
+
+    def value(self, node: Node, path: Path) -> None:
+        if len(path) > MAX_DEPTH:
+            self.document.too_deep = self.document.too_deep or self.span(node)
+            return
+        self.document.at.setdefault(path, self.span(node))
+        if node.type == "inline_table":
+            self.statements(node, path)
+        elif node.type == "array":
+            for index, element in enumerate(self.elements(node)):
+                self.value(element, (*path, index))
+
+    def elements(self, node: Node) -> Iterator[Node]:
+        return (child for child in node.children if child.type not in ("[", "]", ",", "comment"))
