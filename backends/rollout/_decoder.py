@@ -1,0 +1,273 @@
+"""Continuous batching over a `transformers` model: admit prompts, advance all rows by a token, hand back the finished.
+
+Synchronous and without asyncio: the engine calls `advance` and `score`, one at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tqppo.errors import EngineError
+from tqppo.protocols import Completion, Scores
+
+from ._kv import DecodeCache, PrefillCache
+from ._rows import Rows, Ticket
+from ._sampler import sample, uniforms
+
+PREFILL_TOKENS = 8192  # of one forward, padding included
+SCORE_LOGITS = 2**25  # of one forward: tokens × vocabulary
+WORTH_A_FORWARD = 256  # padding tokens that cost about as much as one more forward
+
+Finished = list[tuple[Ticket, Completion]]
+
+
+class Decoder:
+    """Rows decode together; a finished row leaves at once and its place is filled."""
+
+    def __init__(self, model: Any, *, max_rows: int, eos_token_ids: tuple[int, ...]) -> None:
+        self.model = model
+        self.device = next(model.parameters()).device
+        self.vocabulary: int = model.config.get_text_config().vocab_size
+        self.max_rows = max_rows
+        self.eos_token_ids = eos_token_ids
+        self.weight_version = 0
+        self.rows = Rows(max_rows, self.vocabulary, eos_token_ids)
+        self._cache = DecodeCache()
+        self._starts: Tensor | None = None  # columns of the rows' first tokens [B, 1]; None: all the same
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.rows)
+
+    @property
+    def num_free(self) -> int:
+        return self.max_rows - len(self.rows)
+
+    @torch.inference_mode()
+    def advance(self, tickets: Sequence[Ticket]) -> Finished:
+        """Admit these requests, then give every row its next token."""
+        finished = self._admit(tickets) if tickets else []
+        if self.rows:
+            finished += self._step()
+        return finished
+
+    @torch.inference_mode()
+    def drop(self, rows: Sequence[int]) -> Finished:
+        """End rows early; what they have so far is handed back."""
+        gone = np.array(sorted(rows), dtype=np.int64)
+        return self._leave(gone, aborted=True)
+
+    def reset(self) -> None:
+        """Forget every row, whatever state a failure left them in."""
+        self.rows = Rows(self.max_rows, self.vocabulary, self.eos_token_ids)
+        self._cache.free()
+        self._starts = None
+
+    def free(self) -> None:
+        """Give the cache's memory back; there must be no rows."""
+        assert not self.rows, "rows are still decoding"
+        self._cache.free()
+
+    # Admission.
+
+    def _admit(self, tickets: Sequence[Ticket]) -> Finished:
+        """Prefill each distinct prompt once, place a row per request, sample the first tokens."""
+        groups: dict[tuple[int, ...], list[Ticket]] = {}
+        for ticket in tickets:
+            groups.setdefault(ticket.tokens, []).append(ticket)
+        prompts = sorted(groups, key=len)
+        begin, logits = len(self.rows), []
+        need = max(len(ticket.tokens) + ticket.max_new_tokens for ticket in tickets)
+        self._cache.widen(num_rows=begin + len(tickets), num_columns=need)
+        self._make_columns(len(prompts[-1]))
+        for chunk in length_chunks(prompts, PREFILL_TOKENS):
+            cache, chunk_logits = self._prefill(chunk)
+            self._cache.make_room(cache, num_rows=begin + len(tickets), num_columns=need)
+            source = self._place(chunk, groups, cache)
+            logits.append(chunk_logits.index_select(0, source))
+        self._batch_changed()
+        return self._take_tokens(torch.cat(logits) if len(logits) > 1 else logits[0], begin)
+
+    def _prefill(self, prompts: list[tuple[int, ...]]) -> tuple[PrefillCache, Tensor]:
+        """One forward over padded prompts: their caches, and the logits after each [U, V].
+
+        Padding is on the right, where causal attention never sees it, so no mask is needed.
+        """
+        cache = PrefillCache()
+        last = torch.tensor([len(prompt) - 1 for prompt in prompts], device=self.device)
+        with self._only_logits_at(last):
+            logits = self._forward(padded(prompts, self.device), past_key_values=cache, use_cache=True)
+        return cache, logits[:, 0]
+
+    def _place(
+        self, prompts: list[tuple[int, ...]], groups: dict[tuple[int, ...], list[Ticket]], cache: PrefillCache
+    ) -> Tensor:
+        """A row per request, prompts of one length at a time; which prompt each row came from [n]."""
+        source = [i for i, prompt in enumerate(prompts) for _ in groups[prompt]]
+        lengths = [len(prompts[i]) for i in source]
+        sources = torch.tensor(source, device=self.device)
+        begin = 0
+        while begin < len(source):
+            end = begin
+            while end < len(source) and lengths[end] == lengths[begin]:
+                end += 1
+            self._cache.place(cache, sources[begin:end], lengths[begin])
+            begin = end
+        for prompt in prompts:
+            for ticket in groups[prompt]:
+                self.rows.add(ticket, self._cache.cursor - len(prompt))
+        return sources
+
+    def _make_columns(self, longest: int) -> None:
+        """Columns to the left of the cursor for a prompt of this length."""
+        if not self.rows:
+            self._cache.clear()
+            self._cache.cursor = self._cache.first = longest
+        elif longest > self._cache.cursor:
+            self._shift(longest - self._cache.cursor)
+
+    # Decoding.
+
+    def _step(self) -> Finished:
+        cache = self._cache
+        if cache.cursor == cache.num_columns:
+            self._shift(-cache.first)
+        if self._starts is None:
+            positions, mask = torch.tensor([[cache.cursor - cache.first]], device=self.device), None
+        else:
+            positions, mask = cache.cursor - self._starts, cache.window_mask()
+        inputs = torch.from_numpy(self.rows.last_tokens())[:, None].to(self.device)
+        logits = self._forward(
+            inputs, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True
+        )
+        cache.cursor += 1
+        return self._take_tokens(logits[:, -1])
+
+    def _take_tokens(self, logits: Tensor, begin: int = 0) -> Finished:
+        """Sample one token for each row from `begin` on; finished rows leave."""
+        tokens, logprobs = self._sample(logits, begin)
+        is_done = self.rows.record(tokens, logprobs, begin)
+        gone = begin + np.flatnonzero(is_done)
+        return self._leave(gone) if len(gone) else []
+
+    def _sample(self, logits: Tensor, begin: int) -> tuple[np.ndarray, np.ndarray]:
+        rows = self.rows
+        uniform = uniforms(rows.streams(begin), rows.made[begin : len(rows)])
+        kinds = rows.kind[begin : len(rows)]
+        if (kinds == kinds[0]).all():
+            temperature, top_k, top_p = rows.kinds[kinds[0]]
+            tokens, logprobs = sample(logits, uniform, temperature=temperature, top_k=top_k, top_p=top_p)
+            return tokens.cpu().numpy(), logprobs.cpu().numpy()
+        all_tokens, all_logprobs = np.empty(len(kinds), np.int64), np.empty(len(kinds), np.float32)
+        for kind in np.unique(kinds):
+            where = np.flatnonzero(kinds == kind)
+            temperature, top_k, top_p = rows.kinds[kind]
+            part = logits.index_select(0, torch.from_numpy(where).to(self.device))
+            tokens, logprobs = sample(part, uniform[where], temperature=temperature, top_k=top_k, top_p=top_p)
+            all_tokens[where], all_logprobs[where] = tokens.cpu().numpy(), logprobs.cpu().numpy()
+        return all_tokens, all_logprobs
+
+    def _leave(self, gone: np.ndarray, *, aborted: bool = False) -> Finished:
+        rows, version = self.rows, self.weight_version
+        finished = [(rows.tickets[row], rows.completion(row, version, aborted=aborted)) for row in gone.tolist()]
+        targets, sources = rows.remove(gone)
+        self._cache.move_rows(
+            torch.from_numpy(targets).to(self.device), torch.from_numpy(sources).to(self.device), len(rows)
+        )
+        self._batch_changed()
+        return finished
+
+    def _batch_changed(self) -> None:
+        starts = self.rows.start[: len(self.rows)]
+        if not len(starts):
+            self._cache.clear()
+            self._starts = None
+            return
+        self._cache.first = int(starts.min())
+        equal = self._cache.first == starts.max()
+        self._starts = None if equal else torch.from_numpy(starts.copy())[:, None].to(self.device)
+
+    def _shift(self, columns: int) -> None:
+        self._cache.shift(columns)
+        self.rows.start[: len(self.rows)] += columns
+        self._batch_changed()
+
+    # Scoring.
+
+    @torch.inference_mode()
+    def score(self, sequences: Sequence[tuple[int, ...]], top_ks: Sequence[int]) -> list[Scores]:
+        """Log-probabilities of each sequence's next tokens at temperature 1, with the top-k of its own K."""
+        results: dict[int, Scores] = {}
+        order = sorted(range(len(sequences)), key=lambda i: (len(sequences[i]), sequences[i], top_ks[i]))
+        budget = max(1, SCORE_LOGITS // self.vocabulary)
+        for chunk in length_chunks([sequences[i] for i in order], budget):
+            indices, order = order[: len(chunk)], order[len(chunk) :]
+            logprobs = self._forward(padded(chunk, self.device), use_cache=False).float().log_softmax(-1)  # [B, T, V]
+            for row, i in enumerate(indices):
+                results[i] = row_scores(logprobs[row, : len(chunk[row]) - 1], chunk[row], top_ks[i])
+        return [results[i] for i in range(len(sequences))]
+
+    # The model.
+
+    def _forward(self, input_ids: Tensor, **inputs: Any) -> Tensor:
+        return self.model(input_ids=input_ids, return_dict=True, **inputs).logits
+
+    @contextmanager
+    def _only_logits_at(self, positions: Tensor) -> Iterator[None]:
+        """The head sees one position per row [B], whatever the model calls it by: logits are then [B, 1, V]."""
+        head = self.model.get_output_embeddings()
+        if head is None:
+            raise EngineError(f"{type(self.model).__name__} has no output embeddings; the embedded engine needs them")
+        rows = torch.arange(len(positions), device=self.device)
+        hook = head.register_forward_pre_hook(lambda _, args: (args[0][rows, positions][:, None],))
+        try:
+            yield
+        finally:
+            hook.remove()
+
+
+def padded(sequences: Sequence[Sequence[int]], device: torch.device) -> Tensor:
+    """Token ids [B, T], padded on the right with 0."""
+    longest = max(len(sequence) for sequence in sequences)
+    if all(len(sequence) == longest for sequence in sequences):
+        return torch.tensor(sequences, device=device)
+    return torch.tensor([[*sequence, *[0] * (longest - len(sequence))] for sequence in sequences], device=device)
+
+
+def length_chunks(sequences: Sequence[tuple[int, ...]], max_tokens: int) -> Iterator[list[tuple[int, ...]]]:
+    """Cut sequences sorted by length into forwards: within the budget, and little padding in each."""
+    chunk: list[tuple[int, ...]] = []
+    real = 0
+    for sequence in sequences:
+        size = (len(chunk) + 1) * len(sequence)
+        padding = size - real - len(sequence)
+        if chunk and (size > max_tokens or (padding > WORTH_A_FORWARD and padding > size // 4)):
+            yield chunk
+            chunk, real = [], 0
+        chunk.append(sequence)
+        real += len(sequence)
+    if chunk:
+        yield chunk
+
+
+def row_scores(logprobs: Tensor, tokens: Sequence[int], top_k: int) -> Scores:
+    """Scores of S tokens from the log-probabilities after the first S - 1 of them, [S - 1, V]."""
+    length = len(tokens)
+    result = Scores(
+        logprobs=np.zeros(length, dtype=np.float32),
+        top_ids=np.zeros((length, top_k), dtype=np.int32),
+        top_logprobs=np.zeros((length, top_k), dtype=np.float32),
+    )
+    following = torch.tensor(tokens[1:], device=logprobs.device, dtype=torch.long)[:, None]
+    result.logprobs[:-1] = logprobs.gather(1, following)[:, 0].cpu().numpy()
+    if top_k:
+        top = logprobs.topk(top_k, dim=-1)
+        result.top_ids[:-1] = top.indices.cpu().numpy()
+        result.top_logprobs[:-1] = top.values.cpu().numpy()
+    return result
