@@ -1,0 +1,100 @@
+"""The replicas of the rollout engine, seen from the driver: dispatch prompts, wait, load weights."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import ray
+
+from tqppo.errors import DeadlineExceeded, EngineError, TqppoError
+from tqppo.prompts import Prompt
+from tqppo.protocols import WeightSource
+from tqppo.queue.client import Queue
+from tqppo.rollout.worker import Assignment, RolloutSpec, RolloutWorker
+
+
+class RolloutPool:
+    """One Ray actor per replica. Prompts are spread by whole groups, in turn, so that the split is reproducible."""
+
+    def __init__(self, spec: RolloutSpec, queue: Queue, *, endpoints: Sequence[str], replicas: int, timeout_s: float):
+        self.specs = [
+            replace(spec, engine=replace(spec.engine, name=f"rollout-{i}", endpoint=endpoint))
+            for i, endpoint in enumerate(endpoints or [""] * replicas)
+        ]
+        self.queue = queue
+        self.timeout_s = timeout_s
+        self.workers: list[Any] = []
+
+    def start(self, *, cpus: float = 1.0, gpus: float = 0.0) -> None:
+        remote = ray.remote(RolloutWorker)
+        options = {"num_cpus": cpus, "num_gpus": gpus, "max_concurrency": 1000}
+        self.workers = [remote.options(**options).remote(spec, self.queue) for spec in self.specs]
+        self.starting = [worker.start.remote() for worker in self.workers]
+
+    def ready(self) -> None:
+        """Wait until every replica can generate."""
+        deadline = max(spec.engine.start_timeout_s for spec in self.specs) + 60
+        self._wait(self.starting, deadline, lambda: "the rollout engines to start")
+
+    def generate(self, prompts: Sequence[tuple[int, Prompt]], task: Assignment) -> None:
+        """Sample these (order, prompt) pairs; every group is in the queue afterwards, or this raises."""
+        shares = [prompts[i :: len(self.workers)] for i in range(len(self.workers))]
+        assert sum(map(len, shares)) == len(prompts), "a prompt would be lost or sampled twice"
+        calls = [
+            worker.generate.remote(share, task) for worker, share in zip(self.workers, shares, strict=True) if share
+        ]
+        uids = [prompt.uid for _, prompt in prompts]
+        self._wait(calls, self.timeout_s, lambda: self._missing(uids, task.partition))
+
+    def load_weights(self, source: WeightSource) -> None:
+        self._wait(
+            [worker.load_weights.remote(source) for worker in self.workers],
+            self.timeout_s,
+            lambda: f"weights of version {source.version} to be loaded",
+        )
+
+    def scores(self, tokens: Sequence[int]) -> list[list[float]]:
+        """Each replica's log-probabilities of one sequence."""
+        return ray.get([worker.score.remote(list(tokens)) for worker in self.workers], timeout=self.timeout_s)
+
+    def close(self) -> None:
+        """End every replica, in peace if it answers and by force otherwise."""
+        calls = [worker.close.remote() for worker in self.workers]
+        if calls:
+            ray.wait(calls, num_returns=len(calls), timeout=30)
+        for worker in self.workers:
+            ray.kill(worker)
+        self.workers = []
+
+    def _missing(self, uids: Sequence[str], partition: str) -> str:
+        known = set(self.queue.list(partition, where={"is_prompt": True}).keys)
+        missing = [uid for uid in uids if uid not in known]
+        shown = ", ".join(missing[:8]) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")
+        return f"{len(missing)} of {len(uids)} prompts: {shown}"
+
+    def _wait(self, calls: list[Any], timeout_s: float, waiting_for: Callable[[], str]) -> None:
+        """All calls done before the deadline; the first failure is raised at once, not after the slowest call."""
+        deadline = time.monotonic() + timeout_s
+        while calls:
+            done, calls = ray.wait(calls, num_returns=1, timeout=max(0.0, deadline - time.monotonic()))
+            if not done:
+                raise DeadlineExceeded(
+                    f"after {timeout_s:g} s the rollout still waits for {waiting_for()}. "
+                    "Raise rollout.timeout_s if the engine is merely slow; logs are in the run's folder."
+                )
+            raise_cause(done)
+
+
+def raise_cause(done: list[Any]) -> None:
+    """`ray.get`, with errors that tqppo explains coming out as themselves."""
+    try:
+        ray.get(done)
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, TqppoError):
+            raise error.cause from None
+        raise
+    except ray.exceptions.RayActorError as error:
+        raise EngineError(f"a rollout worker died: {error}") from None

@@ -1,0 +1,262 @@
+"""The rollout worker: agent loops and the engine replica they talk to, in one process. A Ray actor in `pool`.
+
+Finished groups go straight from here into the queue, several in one put when they finish together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import torch
+
+from tqppo import plugins
+from tqppo.errors import DataError, EngineError
+from tqppo.prompts import Prompt
+from tqppo.protocols import EngineSpec, RolloutEngine, Sampling, WeightSource
+from tqppo.queue.client import Queue
+from tqppo.queue.meta import Jagged
+from tqppo.rewards import Scorer, ScorerSpec
+from tqppo.rollout.loops import AgentLoop, Session, Trajectory, load_loop
+
+ANSWER_CHARACTERS = 200  # of a validation answer, kept in its tag for maj@k
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutSpec:
+    """What a rollout worker is told: plain values, no config."""
+
+    backend: str
+    engine: EngineSpec
+    tokenizer: str
+    reward: ScorerSpec
+    agent: str = "single_turn"
+    agent_args: dict[str, Any] = field(default_factory=dict)
+    max_trajectories: int = 1
+    trust_remote_code: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """How to sample the prompts of one step (or of one validation)."""
+
+    seed: int
+    step: int
+    group_size: int
+    sampling: Sampling
+    partition: str = "train"
+    greedy: bool = False  # one more session per prompt, at temperature 0: ReMax's baseline, validation's greedy answer
+    keep_tensors: bool = True  # off in validation, where only tags are read
+
+
+@dataclass(slots=True)
+class Outcome:
+    """A settled session: its trajectories and the reward of the last one."""
+
+    session: int
+    trajectories: list[Trajectory]
+    reward: float
+    text: str
+    extra: dict[str, float]
+    drop_group: bool = False
+
+
+class RolloutWorker:
+    """Runs sessions; the constructor starts nothing."""
+
+    def __init__(self, spec: RolloutSpec, queue: Queue) -> None:
+        self.spec = spec
+        self.queue = queue
+        self.engine: RolloutEngine = plugins.load("rollout", spec.backend)(spec.engine)
+        self.loop: AgentLoop = load_loop(spec.agent, dict(spec.agent_args))
+
+    async def start(self) -> None:
+        from transformers import AutoTokenizer
+
+        self.tokenizer = AutoTokenizer.from_pretrained(
+            self.spec.tokenizer, trust_remote_code=self.spec.trust_remote_code
+        )
+        self.scorer = Scorer(self.spec.reward)
+        await self.engine.start()
+
+    async def generate(self, prompts: Sequence[tuple[int, Prompt]], task: Assignment) -> None:
+        """Sample every session of these (order, prompt) pairs; returns when all groups are in the queue."""
+        sessions = task.group_size + task.greedy
+        self.engine.expect(len(prompts) * sessions)
+        writer = GroupWriter(self.queue, task)
+        await asyncio.gather(*(self._group(order, prompt, task, writer) for order, prompt in prompts))
+        await writer.finish()
+
+    async def _group(self, order: int, prompt: Prompt, task: Assignment, writer: GroupWriter) -> None:
+        """All sessions of one prompt. A failed session marks the group; an engine that is gone ends the run."""
+        outcomes = await asyncio.gather(
+            *(self._session(order, prompt, index, task) for index in range(task.group_size + task.greedy)),
+            return_exceptions=True,
+        )
+        for outcome in outcomes:
+            if isinstance(outcome, (EngineError, DataError, asyncio.CancelledError)):
+                raise outcome
+        settled = [outcome for outcome in outcomes if isinstance(outcome, Outcome)]
+        errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+        await writer.add(order, prompt, settled, errors)
+
+    async def _session(self, order: int, prompt: Prompt, index: int, task: Assignment) -> Outcome:
+        greedy = index == task.group_size
+        llm = Session(
+            self.engine,
+            replace(task.sampling, temperature=0.0, top_p=1.0, top_k=0) if greedy else task.sampling,
+            seed_parts=(task.seed, task.partition, task.step, prompt.uid, index),
+            order=(order, index),
+        )
+        try:
+            trajectories = await self.loop.run(prompt, llm)
+        finally:
+            if llm.turn == 0:  # it never asked: the engine must not wait for it
+                self.engine.expect(-1)
+        return await self._score(prompt, index, trajectories)
+
+    async def _score(self, prompt: Prompt, index: int, trajectories: list[Trajectory]) -> Outcome:
+        if not trajectories:
+            return Outcome(index, [], 0.0, "", {})
+        if len(trajectories) > self.spec.max_trajectories:
+            raise ValueError(
+                f"the agent loop returned {len(trajectories)} trajectories for prompt {prompt.uid}, "
+                f"session {index}; rollout.max_trajectories is {self.spec.max_trajectories}"
+            )
+        text = self.tokenizer.decode(trajectories[-1].response_tokens, skip_special_tokens=True)
+        reward = await self.scorer.score(
+            prompt.source,
+            text,
+            prompt.answer,
+            prompt.extra,
+            response_tokens=len(trajectories[-1].response_tokens),
+        )
+        return Outcome(index, trajectories, reward.score, text, dict(reward.metrics), reward.drop_group)
+
+    async def load_weights(self, source: WeightSource) -> None:
+        await self.engine.load_weights(source)
+
+    async def score(self, tokens: Sequence[int]) -> list[float]:
+        """Log-probabilities of each next token, for checks after a weight sync."""
+        return (await self.engine.score(tokens)).logprobs.tolist()
+
+    async def close(self) -> None:
+        try:
+            await self.engine.close()
+        finally:
+            if hasattr(self, "scorer"):
+                self.scorer.close()
+
+
+class GroupWriter:
+    """Puts finished groups into the queue. While one put is under way, the next groups gather for the one after it."""
+
+    def __init__(self, queue: Queue, task: Assignment) -> None:
+        self.queue = queue
+        self.task = task
+        self.rows: list[tuple[str, Trajectory, dict[str, Any]]] = []
+        self.markers: dict[str, dict[str, Any]] = {}
+        self.flushing: asyncio.Task[None] | None = None
+
+    async def add(self, order: int, prompt: Prompt, outcomes: list[Outcome], errors: list[BaseException]) -> None:
+        rows = list(group_rows(order, prompt, outcomes, self.task))
+        self.rows += rows
+        self.markers[prompt.uid] = group_marker(order, len(rows), outcomes, errors)
+        if self.flushing is None or self.flushing.done():
+            await self._raise_failed()
+            self.flushing = asyncio.get_running_loop().create_task(self._flush())
+
+    async def finish(self) -> None:
+        while self.flushing is not None:
+            await self._raise_failed()
+            if not self.markers:
+                return
+            self.flushing = asyncio.get_running_loop().create_task(self._flush())
+
+    async def _raise_failed(self) -> None:
+        if self.flushing is not None:
+            await self.flushing
+
+    async def _flush(self) -> None:
+        await asyncio.sleep(0)  # let the groups that finished in this very decode step come along
+        rows, self.rows = self.rows, []
+        markers, self.markers = self.markers, {}
+        if rows and self.task.keep_tensors:
+            keys, trajectories, tags = zip(*rows, strict=True)
+            columns = row_columns(trajectories, tags)
+            await self.queue.aput(list(keys), columns, partition=self.task.partition, tags=list(tags))
+        elif rows:
+            await self.queue.atag({key: tags for key, _, tags in rows}, partition=self.task.partition)
+        await self.queue.atag(markers, partition=self.task.partition)
+
+
+def group_rows(
+    order: int, prompt: Prompt, outcomes: list[Outcome], task: Assignment
+) -> list[tuple[str, Trajectory, dict[str, Any]]]:
+    """The rows of a group: key, trajectory, tags. The baseline session of ReMax gives its reward, not a row."""
+    baseline = next((each.reward for each in outcomes if each.session == task.group_size), None)
+    rows = []
+    for outcome in outcomes:
+        if outcome.session == task.group_size and task.keep_tensors:
+            continue
+        for number, trajectory in enumerate(outcome.trajectories):
+            tags: dict[str, Any] = {
+                "uid": prompt.uid,
+                "session": outcome.session,
+                "trajectory": number,
+                "order": order,
+                "prompt_len": len(trajectory.prompt_tokens),
+                "response_len": len(trajectory.response_tokens),
+                "seq_len": len(trajectory.prompt_tokens) + len(trajectory.response_tokens),
+                "reward": outcome.reward,
+                "finish": trajectory.finish,
+                "turns": trajectory.num_turns,
+                "weight_version": trajectory.weight_version,
+                "source": prompt.source,
+            }
+            if outcome.extra:
+                tags["extra"] = outcome.extra
+            if baseline is not None and task.keep_tensors:
+                tags["baseline"] = baseline
+            if not task.keep_tensors:
+                tags["answer"] = outcome.text[:ANSWER_CHARACTERS]
+            rows.append((f"{prompt.uid}_{outcome.session}_{number}", trajectory, tags))
+    return rows
+
+
+def group_marker(order: int, rows: int, outcomes: list[Outcome], errors: list[BaseException]) -> dict[str, Any]:
+    status = "finished"
+    if errors or any(not outcome.trajectories for outcome in outcomes):
+        status = "failed"
+    if any(outcome.drop_group for outcome in outcomes):
+        status = "dropped"
+    error = f"{type(errors[0]).__name__}: {errors[0]}" if errors else ""
+    return {"is_prompt": True, "status": status, "order": order, "rows": rows, "error": error}
+
+
+def row_columns(trajectories: Sequence[Trajectory], tags: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The queue's columns of these trajectories, each as one flat tensor."""
+    responses = [len(each.response_tokens) for each in trajectories]
+    sequences = [len(each.prompt_tokens) + length for each, length in zip(trajectories, responses, strict=True)]
+    num_tokens, num_responses = sum(sequences), sum(responses)
+    tokens = np.fromiter(
+        chain.from_iterable(chain(each.prompt_tokens, each.response_tokens) for each in trajectories),
+        np.int64,
+        num_tokens,
+    )
+    mask = np.fromiter(chain.from_iterable(each.response_mask for each in trajectories), np.bool_, num_responses)
+    logprobs = np.fromiter(chain.from_iterable(each.logprobs for each in trajectories), np.float32, num_responses)
+    response_lengths = torch.tensor(responses)
+    columns: dict[str, Any] = {
+        "tokens": Jagged(torch.from_numpy(tokens), torch.tensor(sequences)),
+        "response_mask": Jagged(torch.from_numpy(mask), response_lengths),
+        "rollout_logprobs": Jagged(torch.from_numpy(logprobs), response_lengths),
+        "reward": torch.tensor([tag["reward"] for tag in tags], dtype=torch.float32),
+    }
+    if "baseline" in tags[0]:
+        columns["baseline_reward"] = torch.tensor([tag["baseline"] for tag in tags], dtype=torch.float32)
+    return columns

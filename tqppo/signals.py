@@ -1,0 +1,48 @@
+"""Ctrl-C and SIGTERM: the first asks the run to stop after its step, the second aborts it."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Aborted(BaseException):
+    """The second signal. Not an Exception, so that only cleaning up stands in its way."""
+
+
+class StopRequest:
+    """Installed while a run is under way. `number` is the signal that asked to stop, 0 while none did."""
+
+    def __init__(self, on_first: Callable[[str], None]) -> None:
+        self.number = 0
+        self.on_first = on_first
+        self.before: dict[int, Any] = {}
+
+    @property
+    def exit_code(self) -> int:
+        return 128 + self.number
+
+    def __enter__(self) -> StopRequest:
+        self.before = {number: signal.signal(number, self._receive) for number in SIGNALS}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+
+    def ignore(self) -> None:
+        """From here on nothing may interrupt: the run is being taken down."""
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        if self.number:
+            raise Aborted
+        self.number = number
+        self.on_first(signal.Signals(number).name)

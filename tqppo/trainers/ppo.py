@@ -1,0 +1,27 @@
+"""PPO with a critic: advantages by GAE, the value function trained beside the policy."""
+
+from __future__ import annotations
+
+from tqppo.trainers.stages import Metrics, Stages
+
+
+class PpoTrainer:
+    def __init__(self, stages: Stages) -> None:
+        self.stages = stages
+
+    def step(self, step: int) -> Metrics:
+        """One training step. Beside each stage: the columns that it adds to the batch."""
+        s = self.stages
+        batch = s.rollout.generate(step)  # tokens, response_mask, rollout_logprobs, reward
+        batch = s.reward_model.score(batch)  # + model_score
+        batch = s.padding.fill(batch, step)
+        batch = s.old_policy.logprobs(batch)  # + old_logprobs
+        batch = s.reference.logprobs(batch)  # + ref_logprobs
+        batch = s.critic.values(batch)  # + values
+        batch = s.advantages.estimate(batch)  # + advantages, returns
+        metrics = s.critic.update(batch, step=step, num_mini_batches=s.num_updates(batch, s.critic_mini_batch_rows))
+        if step > s.critic_only_steps:
+            metrics |= s.actor.update(batch, step=step, num_mini_batches=s.num_updates(batch, s.mini_batch_rows))
+            s.rollout.load_weights(s.actor.publish(step))
+        s.queue.clear(batch)
+        return metrics
