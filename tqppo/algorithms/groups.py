@@ -74,7 +74,7 @@ def _group_estimate(
     """Replace the scalars [S] of groups that compare nothing, count those groups, and hand each row its scalar."""
     size = sessions.per_group(torch.ones_like(sessions.rewards))
     low = torch.full((sessions.num_groups,), torch.inf, dtype=torch.float64, device=reward.device)
-    low.index_reduce_(0, sessions.group, sessions.rewards, "amin")
+    low.scatter_reduce_(0, sessions.group, sessions.rewards, "amin")
     equal = sessions.per_group((sessions.rewards != low[sessions.group]).double()) == 0
     single, flat = size == 1, (size > 1) & equal
     for where, fallback in zip((single, flat), fallbacks, strict=True):

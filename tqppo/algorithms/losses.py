@@ -53,7 +53,7 @@ def _metrics(log_ratio: Tensor, clipped: Tensor | None = None, lower: Tensor | N
     return {
         "actor/pg_clipfrac": zero if clipped is None else clipped.sum(),
         "actor/pg_clipfrac_lower": zero if lower is None else lower.sum(),
-        "actor/ppo_kl": -log_ratio.detach().sum(),
+        "actor/ppo_kl": -log_ratio.detach().clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).sum(),
     }
 
 
@@ -84,9 +84,9 @@ def gspo(tokens: PolicyTokens, options: PolicyOptions) -> TokenLoss:
     logprobs, log_ratio = blank(tokens.mask, tokens.logprobs, tokens.logprobs - tokens.old_logprobs)
     advantages = blank(tokens.mask, tokens.advantages)
     counts = row_counts(tokens.mask, tokens.lengths, log_ratio.dtype).clamp(min=1)
-    sequence = (row_sum(log_ratio.detach(), tokens.lengths) / counts).clamp(-MAX_LOG_RATIO, 10.0)  # [B]
+    sequence = row_sum(log_ratio.detach(), tokens.lengths) / counts  # [B]
     # Worth the sequence's ratio, with the gradient of the token's own log-probability.
-    ratio = (logprobs - logprobs.detach() + per_token(sequence, tokens.lengths)).exp()
+    ratio = (logprobs - logprobs.detach() + per_token(sequence, tokens.lengths)).clamp(max=10.0).exp()
     plain = -advantages * ratio
     clipped = -advantages * ratio.clamp(1.0 - options.clip_low, 1.0 + options.clip_high)
     is_clipped = clipped.detach() > plain.detach()

@@ -1,0 +1,132 @@
+"""Advantages against verl's figures. Rows are one trajectory per session there, except in `multitraj`."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tqppo.algorithms import advantages as adv
+from tqppo.algorithms.groups import GROUP_ESTIMATORS, Rows, dr_grpo, grpo
+from tqppo.algorithms.layout import masked_mean, whiten
+
+
+def rows_of(case) -> Rows:
+    """Each row its own session; groups by the case's index."""
+    lengths = case.lengths()
+    group = np.unique(case.inputs["index"], return_inverse=True)[1] if "index" in case.inputs else range(len(lengths))
+    always = torch.ones(len(lengths), dtype=torch.bool)
+    return Rows(torch.as_tensor(group), torch.arange(len(lengths)), always, ~always, lengths)
+
+
+def scores(case) -> Tensor:
+    return torch.from_numpy(case.inputs["token_level_rewards"]).sum(-1)
+
+
+def check_group(case, scalars: Tensor) -> None:
+    tokens = adv.to_tokens(scalars, case.mask(), case.lengths())
+    case.close(tokens, "advantages")
+    case.close(tokens, "returns")
+
+
+@pytest.mark.oracle("adv.grpo.", "adv.grpo_vectorized.")
+def test_grpo_and_dr_grpo(case):
+    estimator = grpo if case.params["norm_adv_by_std_in_grpo"] else dr_grpo
+    check_group(case, estimator(scores(case), rows_of(case), single_session="raw").scalars)
+
+
+@pytest.mark.oracle("adv.rloo.")
+def test_rloo(case):
+    check_group(case, GROUP_ESTIMATORS["rloo"](scores(case), rows_of(case), single_session="raw").scalars)
+
+
+@pytest.mark.oracle("adv.rloo_vectorized.")
+def test_rloo_with_0_for_a_single_session_as_in_the_vectorised_form(case):
+    """verl's two forms disagree on groups of one; 0 is ours by default, the raw reward an option."""
+    check_group(case, GROUP_ESTIMATORS["rloo"](scores(case), rows_of(case)).scalars)
+
+
+@pytest.mark.oracle("adv.opo.")
+def test_opo(case):
+    num_tokens = torch.from_numpy(case.inputs["response_mask"]).sum(-1)
+    found = GROUP_ESTIMATORS["opo"](scores(case), rows_of(case), num_tokens=num_tokens, single_session="raw")
+    check_group(case, found.scalars)
+
+
+@pytest.mark.oracle("adv.gpg.")
+def test_gpg(case):
+    """On purpose: a single session keeps the raw reward here, where verl multiplies it by α as well."""
+    check_group(case, GROUP_ESTIMATORS["gpg"](scores(case), rows_of(case), single_session="raw").scalars)
+
+
+@pytest.mark.oracle("adv.reinforce_plus_plus_baseline.")
+def test_reinforce_plus_plus_baseline(case):
+    options = adv.EstimateOptions(single_session="raw")
+    found = adv.estimate("reinforce_plus_plus_baseline", scores(case), case.mask(), rows_of(case), options)
+    case.close(found.advantages, "advantages")
+    case.close(found.returns, "returns")
+
+
+@pytest.mark.oracle("adv.gae.")
+def test_gae(case):
+    """On purpose: 0 under the mask, where verl's returns carry the next token's value."""
+    mask, lengths = case.mask(), case.lengths()
+    raw = adv.gae(case.flat("token_level_rewards"), case.flat("values"), mask, lengths, **case.params)
+    case.close(whiten(raw.advantages, mask), "advantages", where=mask, atol=1e-5)
+    case.close(raw.returns, "returns", where=mask, atol=1e-5)
+
+
+@pytest.mark.oracle("adv.reinforce_plus_plus.")
+def test_reinforce_plus_plus(case):
+    found = adv.reinforce_plus_plus(case.flat("token_level_rewards"), case.mask(), case.lengths(), **case.params)
+    case.close(found.advantages, "advantages", atol=1e-5)
+    case.close(found.returns, "returns", atol=1e-5)
+
+
+@pytest.mark.oracle("adv.remax.")
+def test_remax(case):
+    """On purpose: 0 under the mask, where verl leaves the reward to go."""
+    mask = case.mask()
+    baseline = torch.from_numpy(case.inputs["reward_baselines"])
+    found = adv.remax(case.flat("token_level_rewards"), baseline, mask, case.lengths())
+    case.close(found.advantages, "advantages", where=mask)
+    case.close(found.returns, "returns", where=mask)
+
+
+@pytest.mark.oracle("multitraj.")
+def test_multi_trajectory_grpo(case):
+    """Keys are {uid}_{session}_{trajectory}, rows in any order; the highest trajectory closes its session."""
+    keys = [key.rsplit("_", 2) for key in case.inputs["keys"].tolist()]
+    last: dict[tuple[str, str], int] = {}
+    for uid, session, trajectory in keys:
+        last[uid, session] = max(last.get((uid, session), 0), int(trajectory))
+    names = sorted(last)
+    group = np.unique([uid for uid, _, _ in keys], return_inverse=True)[1]
+    rows = Rows(
+        group=torch.as_tensor(group),
+        session=torch.tensor([names.index((uid, session)) for uid, session, _ in keys]),
+        is_final=torch.tensor([last[uid, session] == int(trajectory) for uid, session, trajectory in keys]),
+        is_padding=torch.zeros(len(keys), dtype=torch.bool),
+        lengths=case.lengths(),
+    )
+    estimator = grpo if case.params["norm_adv_by_std_in_grpo"] else dr_grpo
+    found = estimator(scores(case), rows, single_session="raw").scalars
+    tokens = adv.to_tokens(found, case.mask(), case.lengths())
+    # On purpose: verl reads a session's scalar back through the final row's mask, so a session whose final row is
+    # masked whole gets 0 from it; ours keeps the scalar.
+    by_session = torch.zeros(len(names)).index_add(
+        0, rows.session, (case.mask().view(len(keys), -1).any(1) & rows.is_final).float()
+    )
+    readable = (by_session > 0)[rows.session].repeat_interleave(rows.lengths)
+    case.close(tokens, "advantages", where=readable)
+    case.close(tokens, "returns", where=readable)
+
+
+@pytest.mark.oracle("masked.")
+def test_masked_mean_and_whitening(case):
+    values, mask = case.flat("values"), case.mask("mask")
+    case.close(masked_mean(values, mask), "mean")
+    case.close(whiten(values, mask), "whiten", where=mask, atol=1e-5)
+    case.close(whiten(values, mask, shift=False), "whiten_noshift", where=mask, atol=1e-5)
+    case.close(values[mask].sum(), "sum", atol=1e-5)
