@@ -61,15 +61,13 @@ def _install_completion(shell: str) -> None:
         raise typer.Exit
 
 
-# Boxes and colours are for people at a terminal; pipes and files get plain lines.
-_terminal = sys.stdout is not None and sys.stdout.isatty() and sys.stderr.isatty()
 app = typer.Typer(
     name="tqppo",
     cls=Commands,
     add_completion=False,  # Typer's own scripts cannot complete past the `=` of `--set key=value`
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode="rich" if _terminal else None,
+    rich_markup_mode=None,  # boxes around the help would double the time it takes
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog=EXIT_CODES,
 )

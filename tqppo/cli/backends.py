@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict, dataclass
-from importlib.metadata import EntryPoint
 from importlib.util import find_spec
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tqppo.cli.options import AsJson, Quiet, Verbose, verbosity
 from tqppo.cli.output import emit_json, table
 from tqppo.errors import BackendError, PreflightError, UsageError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 app = typer.Typer(no_args_is_help=True, help="Rollout engines and storages.")
 

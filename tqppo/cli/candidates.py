@@ -19,39 +19,27 @@ def presets(word: str, finished: list[str]) -> Iterator[Candidate]:
 
 def settings(word: str, finished: list[str]) -> Iterator[Candidate]:
     """Sections first, then their keys, then values: the whole list at once would be two hundred lines."""
-    from tqppo.cli import keys
+    from tqppo.config.keys import all_keys, values_of
 
     key, equals, _ = word.partition("=")
-    section, dot, name = key.rpartition(".")
-    known = keys.sections()
-    fields = known.get(section.split(".")[0] if section.startswith("teachers.") else section, {})
+    section, dot, _ = key.rpartition(".")
     if equals:
-        values = _plugins(key) or (fields[name].values if name in fields else ())
-        yield from ((f"{key}={value}", "") for value in values)
+        yield from ((f"{key}={value}", "") for value in values_of(key))
     elif not dot:
-        yield from ((f"{each}=", field.help) for each, field in known[""].items())
-        yield from ((f"{each}.", "") for each in known if each)
-    elif section != "teachers":  # teachers are named by the user
-        yield from ((f"{section}.{each}=", field.help) for each, field in fields.items())
+        yield from ((f"{each.name}=", each.doc) for each in all_keys() if "." not in each.name)
+        yield from dict.fromkeys((each.name.split(".")[0] + ".", "") for each in all_keys() if "." in each.name)
+    else:  # teachers are named by the user: what is offered for one holds for all
+        known = "teachers.*" if section.startswith("teachers.") else section
+        for each in all_keys():
+            if each.name.rpartition(".")[0] == known:
+                yield f"{section}.{each.name.rpartition('.')[2]}=", each.doc
 
 
 def dotted_keys(word: str, finished: list[str]) -> Iterator[Candidate]:
     """Whole keys, for `config explain`."""
-    from tqppo.cli import keys
+    from tqppo.config.keys import all_keys
 
-    for section, fields in keys.sections().items():
-        for name, field in fields.items():
-            yield (f"{section}.{name}" if section else name), field.help
-
-
-def _plugins(key: str) -> list[str]:
-    """Values that are not in the config's types: installed back ends."""
-    section, _, name = key.rpartition(".")
-    if name != "backend":
-        return []
-    from tqppo import plugins
-
-    return plugins.names("storage" if section == "storage" else "rollout")
+    yield from ((each.name, each.doc) for each in all_keys())
 
 
 def runs(word: str, finished: list[str]) -> Iterator[Candidate]:

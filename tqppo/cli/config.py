@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tqppo.cli.options import AsJson, ConfigFiles, Overrides, Preset, Quiet, Verbose, verbosity
-from tqppo.cli.output import emit_json
+from tqppo.cli.output import emit_json, table
 from tqppo.errors import ConfigError, PreflightError, UsageError
 
 if TYPE_CHECKING:
     from tqppo.config.compile import Compilation
     from tqppo.config.diagnostics import Diagnostic
+    from tqppo.config.schema import Slot
 
 FORMATS = ("text", "json", "github")
 app = typer.Typer(no_args_is_help=True, help="Ask about the config.")
@@ -56,10 +57,10 @@ def validate(
 
 def compile_or_refuse(preset: str | None, config: Sequence[str] | None, overrides: Sequence[str] | None) -> Compilation:
     """Compile what the command line names; naming nothing is a mistake of usage."""
-    from tqppo.config.compile import compile_config
-
     if not preset and not config:
         raise UsageError("name what to run: --preset NAME (`tqppo presets list` shows them) or --config FILE")
+    from tqppo.config.compile import compile_config
+
     return compile_config(preset, list(config or []), list(overrides or []), os.environ)
 
 
@@ -111,7 +112,7 @@ def _as_github(compilation: Compilation, found: list[Diagnostic], explain: bool,
 
 @app.command("explain")
 def explain_key(
-    key: Annotated[str, typer.Argument(metavar="KEY", help="A setting, as `actor.lr`.")],
+    key: Annotated[str, typer.Argument(metavar="KEY", help="A setting, as `actor.lr`, or a section, as `actor`.")],
     preset: Preset = None,
     config: ConfigFiles = None,
     overrides: Overrides = None,
@@ -119,8 +120,11 @@ def explain_key(
 ) -> None:
     """What a setting means, its value, and which file, variable or option it comes from."""
     from tqppo.config.compile import compile_config
-    from tqppo.config.explain import explain
+    from tqppo.config.explain import explain, explain_section
 
+    if section := explain_section(key):
+        _print_section(section, as_json)
+        return
     compilation = compile_config(preset, list(config or []), list(overrides or []), os.environ)
     explanation = explain(compilation, key)
     if as_json:
@@ -130,6 +134,16 @@ def explain_key(
     if not compilation.ok:
         print_diagnostics(compilation.diagnostics)
         raise typer.Exit(ConfigError.exit_code)
+
+
+def _print_section(section: Sequence[Slot], as_json: bool) -> None:
+    from tqppo.config.export import toml_value
+
+    if as_json:
+        emit_json([{"key": s.key, "default": s.default, "allowed": s.allowed, "doc": s.doc} for s in section])
+        return
+    rows = [[slot.key, "-" if slot.default is None else toml_value(slot.default), slot.doc] for slot in section]
+    table(["setting", "default", "what it means"], rows)
 
 
 def schema() -> None:

@@ -7,7 +7,6 @@ import platform
 import shutil
 import subprocess
 import sys
-from importlib.metadata import PackageNotFoundError, version
 
 import typer
 
@@ -57,6 +56,8 @@ def _packages() -> dict[str, str]:
 
 
 def _version_of(name: str) -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
         return version(name)
     except PackageNotFoundError:
