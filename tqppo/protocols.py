@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 if TYPE_CHECKING:
     import numpy as np
 
+    from tqppo.queue.block import Block, BlockView
+
 FinishReason = Literal["stop", "length", "abort"]
 
 
@@ -126,3 +128,48 @@ class RolloutEngine(Protocol):
     async def sleep(self) -> None: ...
     async def wake(self) -> None: ...
     async def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class StorageSpec:
+    """What a storage is told when it is made; the same on every node."""
+
+    run: str  # unique name of the queue; whatever the storage names outside the process carries it
+    budget_bytes: int  # per node
+    timeout_s: float = 60.0
+    dir: str = ""  # folder for shared memory; empty: the storage chooses
+    token: str = ""  # secret of the run, for whatever listens on a port
+    distributed: bool = True  # False: one process, no Ray
+
+
+@dataclass(frozen=True, slots=True)
+class Locator:
+    """Where a block is. `place` is the storage's own: small, and sendable by Ray."""
+
+    node: str
+    block: str
+    num_bytes: int
+    place: Any = None
+
+
+class Storage(Protocol):
+    """Keeps the bytes of immutable blocks. Every process has its own object, made from the same spec.
+
+    - The constructor starts nothing. `start(node)` is called in the index's process for each node that joins,
+      before anybody there writes; its own node comes first.
+    - `write` places a block on this process's node. When it returns, the block outlives this process.
+    - `read` opens blocks, at least the columns asked for, in the same order. A block that is not there (any more) is
+      None in the result; a storage that does not answer is `DataLost` or `DeadlineExceeded`.
+    - `free` gives blocks' memory back, never waits, and ignores what is free already. Memory that a reader still
+      uses is not written again before the reader lets go.
+    - `close`, in the index's process, leaves no process, file or object behind; it may be called twice.
+
+    Coroutines await nothing but `tqppo.queue.calls.Reply`, so that blocking callers can drive them.
+    """
+
+    def __init__(self, spec: StorageSpec) -> None: ...
+    async def start(self, node: str) -> None: ...
+    async def write(self, block: Block) -> Locator: ...
+    async def read(self, locators: Sequence[Locator], columns: Sequence[str]) -> list[BlockView | None]: ...
+    def free(self, locators: Sequence[Locator]) -> None: ...
+    def close(self) -> None: ...

@@ -1,0 +1,161 @@
+"""The memory layout of one put: a header, then every column's bytes, each at a multiple of 64. No pickle.
+
+    magic, header's length | JSON header | lengths of ragged rows, values … (per column)
+
+A ragged column keeps its rows one after the other, token by token, and int64 offsets into them; a JSON column
+is ragged UTF-8. The header names every column's dtype, shape and place, so a block can be read by anybody,
+from shared memory, a socket or a file.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tqppo.errors import QueueError
+
+ALIGN = 64
+MAGIC = b"TQPPOB1\n"
+_PREFIX = struct.Struct("<8sII")  # magic, header's length, rows
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """Where one column is in a block, and what it is. `kind`: dense, ragged or json."""
+
+    name: str
+    kind: str
+    dtype: str
+    shape: tuple[int, ...]  # of one dense row, or of one token of a ragged one
+    ragged_dim: int
+    num_bytes: int
+    start: int = 0  # of the values, from the start of the block
+    offsets: int = -1  # of the row offsets; -1: dense
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """First and last + 1 byte of the column, offsets included."""
+        return (self.start if self.offsets < 0 else self.offsets), self.start + self.num_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A parsed header."""
+
+    block: str  # unique name of the block
+    num_rows: int
+    num_bytes: int
+    fields: Mapping[str, Field]
+    header: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """What `Storage.write` is given: the layout, and (position, bytes) in ascending order; gaps are padding."""
+
+    layout: Layout
+    pieces: Sequence[tuple[int, Bytes]]
+
+    @property
+    def num_bytes(self) -> int:
+        return self.layout.num_bytes
+
+    def flat(self) -> Bytes:
+        """The block as one array, for storages that want a single object."""
+        out = np.zeros(self.num_bytes, np.uint8)
+        for start, piece in self.pieces:
+            out[start : start + piece.nbytes] = piece
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """One column, ready to be placed: `offsets` is None for a dense one."""
+
+    name: str
+    kind: str
+    dtype: str
+    shape: tuple[int, ...]
+    ragged_dim: int
+    values: Bytes
+    offsets: np.ndarray | None
+
+
+def build(columns: Sequence[Encoded], num_rows: int) -> Block:
+    """Give every column its place."""
+    name = uuid.uuid4().hex
+    header = _header(name, num_rows, columns)
+    layout = parse(header)
+    pieces: list[tuple[int, Bytes]] = [(0, np.frombuffer(header, np.uint8))]
+    for column in columns:
+        placed = layout.fields[column.name]
+        if column.offsets is not None:
+            pieces.append((placed.offsets, np.ascontiguousarray(column.offsets, np.int64).view(np.uint8)))
+        if column.values.nbytes:
+            pieces.append((placed.start, column.values))
+    return Block(layout, pieces)
+
+
+def _header(name: str, num_rows: int, columns: Sequence[Encoded]) -> bytes:
+    described = [[c.name, c.kind, c.dtype, c.shape, c.ragged_dim, c.values.nbytes] for c in columns]
+    text = json.dumps([name, described], separators=(",", ":")).encode()
+    return _PREFIX.pack(MAGIC, len(text), num_rows) + text
+
+
+def parse(start: Any) -> Layout:
+    """The layout of a block, from its first bytes (or all of them)."""
+    view = memoryview(start)
+    if view.nbytes < _PREFIX.size:
+        raise QueueError(f"{view.nbytes} bytes are too few for a block")
+    magic, length, num_rows = _PREFIX.unpack_from(view)
+    end = _PREFIX.size + length
+    if magic != MAGIC or view.nbytes < end:
+        raise QueueError("these bytes do not begin like a block")
+    name, described = json.loads(bytes(view[_PREFIX.size : end]))
+    fields, position = {}, aligned(end)
+    for column, kind, dtype, shape, ragged_dim, num_bytes in described:
+        offsets = -1
+        if kind != "dense":
+            offsets, position = position, aligned(position + 8 * (num_rows + 1))
+        fields[column] = Field(column, kind, dtype, tuple(shape), ragged_dim, num_bytes, position, offsets)
+        position = aligned(position + num_bytes)
+    return Layout(name, num_rows, position, fields, bytes(view[:end]))
+
+
+def aligned(position: int) -> int:
+    return -(-position // ALIGN) * ALIGN
+
+
+class BlockView:
+    """A block that a storage opened for reading: its layout, and the bytes of the columns asked for.
+
+    `parts` maps a column to (bytes, position of their first byte in the block). `writable` says that the memory
+    is private or copy-on-write, so that tensors over it may be handed to callers as they are.
+    """
+
+    __slots__ = ("layout", "parts", "writable")
+
+    def __init__(self, layout: Layout, parts: Mapping[str, tuple[Bytes, int]], *, writable: bool) -> None:
+        self.layout, self.parts, self.writable = layout, parts, writable
+
+    @staticmethod
+    def whole(block: Bytes, layout: Layout | None = None, *, writable: bool) -> BlockView:
+        layout = layout or parse(block)
+        return BlockView(layout, dict.fromkeys(layout.fields, (block, 0)), writable=writable)
+
+    def values(self, name: str) -> Bytes:
+        where, (part, first) = self.layout.fields[name], self.parts[name]
+        return part[where.start - first : where.start - first + where.num_bytes]
+
+    def offsets(self, name: str) -> np.ndarray:
+        where, (part, first) = self.layout.fields[name], self.parts[name]
+        start = where.offsets - first
+        return part[start : start + 8 * (self.layout.num_rows + 1)].view(np.int64)

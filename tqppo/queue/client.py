@@ -1,0 +1,258 @@
+"""The transfer queue as everybody uses it: rows by key, columns by name, tensors straight to and from storage.
+
+A `Queue` is a small picklable handle; in another process it connects when it is first used. Every call has a
+deadline, a blocking form and an `a…` twin for event loops, and never returns fewer rows than it was asked for.
+"""
+
+from __future__ import annotations
+
+import uuid
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from tqppo import plugins
+from tqppo.errors import DataLost, QueueError
+from tqppo.protocols import Storage, StorageSpec
+from tqppo.queue import snapshots
+from tqppo.queue.arena import Arena
+from tqppo.queue.block import BlockView
+from tqppo.queue.calls import run
+from tqppo.queue.encode import encode
+from tqppo.queue.gather import Runs, excerpt, gather, nothing
+from tqppo.queue.index import Located
+from tqppo.queue.meta import BatchMeta, Jagged, Tags, duplicates, shorten
+from tqppo.queue.service import Link, LocalLink, RayLink, Service, this_node
+
+__all__ = ["BatchMeta", "Jagged", "Queue"]
+
+Columns = Mapping[str, Any]
+SETTLED = {"status": ("finished", "failed")}
+RETRIES = 8  # a block may move while it is looked up; each retry asks the index again
+
+
+class Queue:
+    def __init__(self, storage: str, spec: StorageSpec, link: Link) -> None:
+        self.storage, self.spec = storage, spec
+        self._link = link
+        self._store: Storage | None = None
+        self._arena = Arena(keep_bytes=min(spec.budget_bytes, 1 << 30))
+        self._end: weakref.finalize | None = None
+        self._spare = 0  # bytes left on this node, when the index was last heard
+
+    @classmethod
+    def create(
+        cls, storage: str = "simple", *, budget_bytes: int = 4 << 30, timeout_s: float = 60.0, dir: str = "",
+        local: bool = False,
+    ) -> Queue:  # fmt: skip
+        """A new, empty queue. `local`: all in this process, without Ray."""
+        if not local and not ray.is_initialized():
+            raise QueueError("a queue needs Ray to be started first; or make it with local=True, for one process")
+        spec = StorageSpec(
+            run=uuid.uuid4().hex[:12], budget_bytes=int(budget_bytes), timeout_s=timeout_s, dir=dir,
+            token=uuid.uuid4().hex, distributed=not local,
+        )  # fmt: skip
+        link: Link = LocalLink(Service(storage, spec)) if local else RayLink.start(storage, spec)
+        queue = cls(storage, spec, link)
+        run(queue._storage())
+        queue._end = weakref.finalize(queue, _end, link, queue._store)
+        return queue
+
+    # -- blocking --------------------------------------------------------------------------------------------------
+
+    def put(
+        self, keys: Sequence[str] | BatchMeta, columns: Columns, *, partition: str = "train",
+        tags: Sequence[Tags] | None = None, timeout_s: float | None = None,
+    ) -> BatchMeta:  # fmt: skip
+        """Write columns of rows, new or known. Given a batch, answers with it and the columns added."""
+        return run(self.aput(keys, columns, partition=partition, tags=tags, timeout_s=timeout_s))
+
+    def get(self, batch: BatchMeta, columns: Sequence[str]) -> dict[str, Any]:
+        """Columns of rows: dense [B, *trailing], jagged nested tensors, lists of JSON. The caller may change them."""
+        return run(self.aget(batch, columns))
+
+    def tag(self, tags: Mapping[str, Tags], *, partition: str = "train") -> None:
+        """Merge tags into rows, atomically; unknown keys become rows without columns."""
+        return run(self.atag(tags, partition=partition))
+
+    def list(self, partition: str = "train", *, where: Tags | None = None, cursor: int | None = None) -> BatchMeta:
+        """Rows by tags: equal, one of a tuple, or absent (None). With a `cursor` (of a batch), those changed since."""
+        return run(self.alist(partition, where=where, cursor=cursor))
+
+    def wait(
+        self, keys: Sequence[str], *, partition: str = "train", where: Tags = SETTLED, timeout_s: float | None = None,
+        at_least: int | None = None,
+    ) -> BatchMeta:  # fmt: skip
+        """Wait at the index until all rows (or `at_least` so many) match; answers with those that do."""
+        return run(self.await_(keys, partition=partition, where=where, timeout_s=timeout_s, at_least=at_least))
+
+    def clear(self, batch: BatchMeta) -> None:
+        """Forget rows, and give their memory back."""
+        return run(self.aclear(batch))
+
+    def stats(self) -> dict[str, Any]:
+        """Rows, bytes and blocks: in all, per partition, per node."""
+        return run(self.astats())
+
+    def snapshot(self, folder: str | Path) -> None:
+        """Write everything to a new folder; any storage can restore it."""
+        run(snapshots.save(Path(folder), self._ask, run(self._storage())))
+
+    def restore(self, folder: str | Path) -> None:
+        """Replace everything by what a snapshot holds."""
+        run(snapshots.load(Path(folder), self._ask, run(self._storage())))
+
+    def close(self) -> None:
+        """End the queue, if this is the handle that made it; otherwise only let go of it."""
+        if self._end is not None:
+            self._end()
+        self._store = None
+
+    # -- asynchronous ----------------------------------------------------------------------------------------------
+
+    async def aput(
+        self, keys: Sequence[str] | BatchMeta, columns: Columns, *, partition: str = "train",
+        tags: Sequence[Tags] | None = None, timeout_s: float | None = None,
+    ) -> BatchMeta:  # fmt: skip
+        batch = keys if isinstance(keys, BatchMeta) else _new_batch(partition, keys, tags)
+        if not len(batch) or not columns:
+            if len(batch):
+                raise QueueError(f"a put needs at least one column; to set tags only, use tag(): {shorten(batch.keys)}")
+            return batch.with_columns(*columns)
+        sent = None if tags is None else list(tags)
+        block, store = encode(columns, batch.keys), await self._storage()
+        if self._spare < 4 * block.num_bytes:  # memory is (or may be) short: do not write before there is room
+            await self._ask("room", this_place(self.spec), block.num_bytes, timeout_s=timeout_s)
+        locator = await store.write(block)
+        names = tuple(columns)
+        answer = await self._ask("publish", batch.partition, batch.keys, sent, names, locator, timeout_s=timeout_s)
+        self._spare = answer["spare"]
+        stored = batch.tags if isinstance(keys, BatchMeta) and tags is None else answer["tags"] or batch.tags
+        return BatchMeta(batch.partition, batch.keys, stored, batch.columns, answer["version"]).with_columns(*names)
+
+    async def aget(self, batch: BatchMeta, columns: Sequence[str]) -> dict[str, Any]:
+        names = [columns] if isinstance(columns, str) else list(dict.fromkeys(columns))
+        if not len(batch):
+            return {name: nothing(name) for name in names}
+        if not names:
+            return {}
+        store = await self._storage()
+        for _ in range(RETRIES):
+            located: Located = await self._ask("locate", batch.partition, batch.keys, names)
+            views = await self._open(store, located, batch, names)
+            if None not in views:
+                return self._gathered(located, views, names)
+        raise self._lost(located, views, batch, "their blocks are not where the index says")
+
+    async def atag(self, tags: Mapping[str, Tags], *, partition: str = "train") -> None:
+        if tags:
+            await self._ask("tag", partition, {key: dict(tag) for key, tag in tags.items()})
+
+    async def alist(
+        self, partition: str = "train", *, where: Tags | None = None, cursor: int | None = None
+    ) -> BatchMeta:
+        return BatchMeta(partition, *await self._ask("list", partition, where, cursor))
+
+    async def await_(
+        self, keys: Sequence[str], *, partition: str = "train", where: Tags = SETTLED, timeout_s: float | None = None,
+        at_least: int | None = None,
+    ) -> BatchMeta:  # fmt: skip
+        wanted = len(keys) if at_least is None else min(at_least, len(keys))
+        answer = await self._ask("wait", partition, tuple(keys), dict(where), wanted, timeout_s=timeout_s)
+        return BatchMeta(partition, *answer)
+
+    async def aclear(self, batch: BatchMeta) -> None:
+        if not len(batch):
+            return
+        for block in await self._ask("clear", batch.partition, batch.keys):
+            await self._compact(block)
+
+    async def astats(self) -> dict[str, Any]:
+        return await self._ask("stats")
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    async def _storage(self) -> Storage:
+        """The storage, connected once per process."""
+        if self._store is None:
+            store: Storage = plugins.load("storage", self.storage)(self.spec)
+            await self._link.join(this_place(self.spec), timeout_s=self.spec.timeout_s)
+            self._store = store
+        return self._store
+
+    async def _ask(self, method: str, *args: Any, timeout_s: float | None = None) -> Any:
+        return await self._link.call(method, *args, timeout_s=self.spec.timeout_s if timeout_s is None else timeout_s)
+
+    async def _open(
+        self, store: Storage, located: Located, batch: BatchMeta, names: Sequence[str]
+    ) -> Sequence[BlockView | None]:
+        try:
+            return await store.read([locator for _, locator in located.blocks], names)
+        except DataLost as error:
+            raise self._lost(located, [None] * len(located.blocks), batch, str(error)) from error
+
+    def _gathered(self, located: Located, views: Sequence[Any], names: Sequence[str]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for group, block, row in located.groups:
+            runs = Runs.of(block, row)
+            found.update((name, gather(views, runs, name, self._arena)) for name in group)
+        return {name: found[name] for name in names}
+
+    def _lost(self, located: Located, views: Sequence[Any], batch: BatchMeta, why: str) -> DataLost:
+        """Name the rows, columns and nodes behind the blocks that could not be read."""
+        gone = [i for i, view in enumerate(views) if view is None]
+        keys: dict[str, None] = {}
+        columns: list[str] = []
+        for names, block, _ in located.groups:
+            rows = [i for i, b in enumerate(block.tolist()) if b in gone]
+            keys.update(dict.fromkeys(batch.keys[i] for i in rows))
+            columns += names if rows else []
+        nodes = sorted({located.blocks[i][1].node for i in gone})
+        return DataLost(
+            f"columns {', '.join(columns)} of rows {shorten(keys)} of partition {batch.partition!r} are lost "
+            f"with node {', '.join(nodes)}: {why}"
+        )
+
+    async def _compact(self, block: int) -> None:
+        """Copy what is left of a block into a smaller one, so that the rest of its memory comes back."""
+        survivors = await self._ask("survivors", block)
+        if survivors is None:
+            return
+        locator, columns, rows = survivors
+        store = await self._storage()
+        (view,) = await store.read([locator], columns)
+        if view is None:
+            return
+        smaller = await store.write(excerpt(view, columns, rows))
+        if not await self._ask("replace", block, rows, columns, smaller):
+            store.free([smaller])
+
+    def __getstate__(self) -> tuple[str, StorageSpec, Link]:
+        return self.storage, self.spec, self._link
+
+    def __setstate__(self, state: tuple[str, StorageSpec, Link]) -> None:
+        Queue.__init__(self, *state)
+
+
+def _new_batch(partition: str, keys: Sequence[str], tags: Sequence[Tags] | None) -> BatchMeta:
+    if isinstance(keys, str):
+        raise QueueError(f"keys are a list of strings, not one string: {keys!r}")
+    if tags is not None and len(tags) != len(keys):
+        raise QueueError(f"{len(keys)} keys were given {len(tags)} tags")
+    if len(set(keys)) != len(keys):
+        raise QueueError(f"keys appear twice in one put: {shorten(duplicates(keys))}")
+    return BatchMeta(partition, tuple(keys), tuple(tags or ()))
+
+
+def this_place(spec: StorageSpec) -> str:
+    """The node of this process, as storages and the index call it."""
+    return this_node() if spec.distributed else "local"
+
+
+def _end(link: Link, store: Storage | None) -> None:
+    link.close()
+    if store is not None:
+        store.close()

@@ -1,0 +1,117 @@
+"""What the driver passes around instead of tensors: the names of rows, their tags, the columns they have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from tqppo.errors import QueueError
+
+Tags = Mapping[str, Any]
+
+
+class Jagged(NamedTuple):
+    """The cheap way to hand a ragged column to `put`: rows one after the other, and their lengths.
+
+    `values` is [sum(lengths), *trailing], or [k, sum(lengths)] for a column whose `ragged_dim` is 1.
+    """
+
+    values: Tensor
+    lengths: Tensor | Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchMeta:
+    """Rows by name. Metadata only: small when sent, and never a tensor.
+
+    >>> batch = BatchMeta("train", ("a_0_0", "b_0_0"), ({"order": 1}, {"order": 0}), ("tokens",))
+    >>> batch.in_order().keys
+    ('b_0_0', 'a_0_0')
+    """
+
+    partition: str
+    keys: tuple[str, ...]
+    tags: tuple[Tags, ...] = ()
+    columns: tuple[str, ...] = ()  # known to exist on every row
+    cursor: int = field(default=0, compare=False)  # the index's version that this reflects; see `Queue.list`
+
+    def __post_init__(self) -> None:
+        # `slots` and `frozen` leave object.__setattr__ as the way to normalise what callers pass
+        object.__setattr__(self, "keys", tuple(self.keys))
+        object.__setattr__(self, "tags", tuple(self.tags) or tuple({} for _ in self.keys))
+        object.__setattr__(self, "columns", tuple(self.columns))
+        if len(self.tags) != len(self.keys):
+            raise QueueError(f"a batch of {len(self.keys)} keys was given {len(self.tags)} tags")
+        if len(set(self.keys)) != len(self.keys):
+            raise QueueError(f"keys appear twice in one batch: {shorten(duplicates(self.keys))}")
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def take(self, indices: Iterable[int]) -> BatchMeta:
+        """The rows at these places, in this order."""
+        chosen = [int(i) for i in indices]
+        return replace(self, keys=tuple(self.keys[i] for i in chosen), tags=tuple(self.tags[i] for i in chosen))
+
+    def select(self, keys: Iterable[str]) -> BatchMeta:
+        """The rows with these keys, in this order; an unknown key is an error."""
+        place = {key: i for i, key in enumerate(self.keys)}
+        wanted = list(keys)
+        unknown = [key for key in wanted if key not in place]
+        if unknown:
+            raise QueueError(f"the batch of partition {self.partition!r} has no rows {shorten(unknown)}")
+        return self.take(place[key] for key in wanted)
+
+    def split(self, num_parts: int) -> list[BatchMeta]:
+        """Consecutive parts whose sizes differ by at most one; every key in exactly one part. Parts may be empty."""
+        if num_parts < 1:
+            raise QueueError(f"a batch is split into 1 part or more, not {num_parts}")
+        small, larger = divmod(len(self), num_parts)
+        edges = [i * small + min(i, larger) for i in range(num_parts + 1)]
+        return [self.take(range(a, b)) for a, b in pairwise(edges)]
+
+    @staticmethod
+    def join(parts: Sequence[BatchMeta]) -> BatchMeta:
+        """All rows in one batch. Other partitions, other columns, a key in two parts: errors. Empty parts don't count."""
+        full = [part for part in parts if len(part)] or list(parts[:1])
+        if not full:
+            raise QueueError("there is nothing to join: no batch was given")
+        first = full[0]
+        for other in full[1:]:
+            if other.partition != first.partition:
+                raise QueueError(f"batches of partitions {first.partition!r} and {other.partition!r} cannot be joined")
+            if set(other.columns) != set(first.columns):
+                odd = sorted(set(other.columns) ^ set(first.columns))
+                raise QueueError(f"batches cannot be joined: columns {odd} are on some of them only")
+        keys = tuple(key for part in full for key in part.keys)
+        tags = tuple(tag for part in full for tag in part.tags)
+        return replace(first, keys=keys, tags=tags, cursor=min(part.cursor for part in full))
+
+    def in_order(self) -> BatchMeta:
+        """Rows in canonical order (prompt's place, session, trajectory), so that completion order never shows."""
+
+        def place(i: int) -> tuple[Any, ...]:
+            tags = self.tags[i]
+            return (tags.get("order", 0), tags.get("session", -1), tags.get("trajectory", -1), self.keys[i])
+
+        return self.take(sorted(range(len(self)), key=place))
+
+    def with_columns(self, *names: str) -> BatchMeta:
+        """The same rows, known to have these columns too."""
+        return replace(self, columns=tuple(dict.fromkeys((*self.columns, *names))))
+
+
+def duplicates(keys: Iterable[str]) -> list[str]:
+    seen: set[str] = set()
+    return [key for key in keys if key in seen or seen.add(key)]  # type: ignore[func-returns-value]
+
+
+def shorten(names: Iterable[str], limit: int = 8) -> str:
+    """Names for a message: all of a few, the first ones of many."""
+    listed = list(names)
+    rest = f" and {len(listed) - limit} more" if len(listed) > limit else ""
+    return ", ".join(repr(name) for name in listed[:limit]) + rest

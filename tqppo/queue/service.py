@@ -1,0 +1,140 @@
+"""The index with its storage, behind one coroutine: as a Ray actor for a cluster, or called in the same process."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Protocol
+
+import ray
+
+from tqppo import plugins
+from tqppo.errors import QueueError
+from tqppo.protocols import Locator, Storage, StorageSpec
+from tqppo.queue.calls import GRACE_S, Remote, Waiting, run
+from tqppo.queue.index import Index
+
+_METHODS = frozenset({
+    "publish", "room", "tag", "clear", "survivors", "replace", "locate", "list", "wait", "stats", "dump", "load",
+})  # fmt: skip
+
+
+class Service:
+    """Answers the clients' calls; the index never sees bytes, the storage never sees keys."""
+
+    def __init__(self, storage: str, spec: StorageSpec) -> None:
+        self.storage: Storage = plugins.load("storage", storage)(spec)
+        self.index = Index(spec.budget_bytes, self.storage.free)
+        self._joined: set[str] = set()
+
+    async def join(self, node: str) -> None:
+        """Make a node ready for writers and readers."""
+        if node not in self._joined:
+            await self.storage.start(node)
+            self._joined.add(node)
+
+    async def call(self, method: str, args: tuple[Any, ...], timeout_s: float) -> Any:
+        assert method in _METHODS, f"the index has no method {method!r}"
+        try:
+            answer = getattr(self.index, method)(*args)
+            return await answer.within(timeout_s) if isinstance(answer, Waiting) else answer
+        except QueueError:
+            if method == "publish":  # the block was written, but nobody will ever see it
+                self.storage.free([arg for arg in args if isinstance(arg, Locator)])
+            raise
+
+    def close(self) -> None:
+        self.storage.close()
+
+
+class IndexActor:
+    """The service as an asynchronous Ray actor."""
+
+    def __init__(self, storage: str, spec: StorageSpec) -> None:
+        self._service = Service(storage, spec)
+        self._joining = asyncio.Lock()
+
+    async def join(self, node: str) -> None:
+        async with self._joining:
+            await self._service.join(node)
+
+    async def call(self, method: str, args: tuple[Any, ...], timeout_s: float) -> Any:
+        return await self._service.call(method, args, timeout_s)
+
+    async def close(self) -> None:
+        self._service.close()
+
+
+class Link(Protocol):
+    """How a client reaches the service; the answers are awaitables that `calls.run` can drive."""
+
+    def call(self, method: str, *args: Any, timeout_s: float) -> Any: ...
+    def join(self, node: str, *, timeout_s: float) -> Any: ...
+    def close(self) -> None: ...
+
+
+class LocalLink:
+    """The service in this process."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        run(service.join("local"))
+
+    def call(self, method: str, *args: Any, timeout_s: float) -> Any:
+        return self._service.call(method, args, timeout_s)
+
+    def join(self, node: str, *, timeout_s: float) -> Any:
+        return self._service.join(node)
+
+    def close(self) -> None:
+        self._service.close()
+
+    def __reduce__(self) -> Any:
+        raise QueueError("a local queue lives in one process; make it with local=False to share it")
+
+
+class RayLink:
+    """The service in its actor, found by name. The first holder of the actor's handle decides when it ends."""
+
+    def __init__(self, name: str, namespace: str, actor: Any = None) -> None:
+        self.name, self.namespace = name, namespace
+        self._actor = actor
+
+    @staticmethod
+    def start(storage: str, spec: StorageSpec) -> RayLink:
+        """Start the actor on this node; it takes no CPU from the plan."""
+        here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(this_node(), soft=False)
+        name, namespace = f"tqppo-{spec.run}-index", ray.get_runtime_context().namespace
+        options = {"name": name, "num_cpus": 0, "max_concurrency": 10_000, "scheduling_strategy": here}
+        actor = ray.remote(IndexActor).options(**options).remote(storage, spec)
+        return RayLink(name, namespace, actor)
+
+    def call(self, method: str, *args: Any, timeout_s: float) -> Remote:
+        ref = self._handle().call.remote(method, args, timeout_s)
+        return Remote(ref, "the queue's index", timeout_s + GRACE_S)
+
+    def join(self, node: str, *, timeout_s: float) -> Remote:
+        return Remote(self._handle().join.remote(node), "the queue's index", timeout_s)
+
+    def close(self) -> None:
+        actor, self._actor = self._handle(), None
+        run(_closed(actor))
+        ray.kill(actor)
+
+    def _handle(self) -> Any:
+        if self._actor is None:
+            try:
+                self._actor = ray.get_actor(self.name, self.namespace)
+            except ValueError as error:
+                raise QueueError(f"the queue {self.name!r} is closed, or its index died") from error
+        return self._actor
+
+    def __reduce__(self) -> Any:
+        return RayLink, (self.name, self.namespace)
+
+
+async def _closed(actor: Any) -> None:
+    await Remote(actor.close.remote(), "the queue's index", GRACE_S)
+
+
+def this_node() -> str:
+    return ray.get_runtime_context().get_node_id()

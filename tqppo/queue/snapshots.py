@@ -1,0 +1,128 @@
+"""The queue on disk: every block in its own format, and one JSON file with keys, tags and cells. No pickle.
+
+The JSON file is written last, so a folder without it is not a snapshot. Storages know nothing of it: what one
+saved, another restores.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tqppo.errors import CheckpointError, DataLost
+from tqppo.protocols import Locator, Storage
+from tqppo.queue.block import Block, BlockView, parse
+
+INDEX = "queue.json"
+FORMAT = 1
+_TRIES = 5
+
+Ask = Callable[..., Awaitable[Any]]
+
+
+async def save(folder: Path, ask: Ask, storage: Storage) -> None:
+    if (folder / INDEX).exists():
+        raise CheckpointError(f"{folder} holds a snapshot of a queue already")
+    folder.mkdir(parents=True, exist_ok=True)
+    for _ in range(_TRIES):
+        state = await ask("dump")
+        files = await _save_blocks(folder, state["blocks"], storage)
+        if files is not None:
+            break
+    else:
+        raise DataLost("the queue changed faster than it could be saved, or some of its blocks are lost")
+    text = {"format": FORMAT, "tables": _plain(state["tables"]), "blocks": files}
+    _write(folder / INDEX, [json.dumps(text).encode()])
+
+
+async def _save_blocks(
+    folder: Path, blocks: Mapping[int, Locator], storage: Storage
+) -> dict[str, dict[str, Any]] | None:
+    """One file per block, with its length and checksum. None: a block was gone before it could be read."""
+    files = {}
+    for number, locator in blocks.items():
+        (view,) = await storage.read([locator], ())
+        if view is None:
+            return None
+        name = f"block_{number:06d}.tqb"
+        pieces = _pieces(view)
+        checksum = 0
+        for piece in pieces:
+            checksum = zlib.crc32(piece, checksum)
+        _write(folder / name, pieces)
+        files[str(number)] = {"file": name, "bytes": sum(len(p) for p in pieces), "crc32": checksum}
+    return files
+
+
+def _pieces(view: BlockView) -> list[memoryview]:
+    """The block's bytes in order, whatever parts the storage gave them in."""
+    pieces, position = [memoryview(view.layout.header)], len(view.layout.header)
+    for field in view.layout.fields.values():
+        start, stop = field.place
+        part, first = view.parts[field.name]
+        pieces.append(memoryview(bytes(start - position)))
+        pieces.append(np.ascontiguousarray(part[start - first : stop - first]).data)
+        position = stop
+    pieces.append(memoryview(bytes(view.layout.num_bytes - position)))
+    return pieces
+
+
+def _write(path: Path, pieces: list[Any]) -> None:
+    """To a temporary name, synced, then renamed: the file is whole or not there."""
+    temporary = path.with_name(path.name + ".tmp")
+    with open(temporary, "wb") as file:
+        for piece in pieces:
+            file.write(piece)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def _plain(tables: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: {
+            **table,
+            "columns": {column: [part.tolist() for part in cells] for column, cells in table["columns"].items()},
+        }
+        for name, table in tables.items()
+    }
+
+
+async def load(folder: Path, ask: Ask, storage: Storage) -> None:
+    state = _read_index(folder)
+    written: dict[int, Locator] = {}
+    try:
+        for number, entry in state["blocks"].items():
+            written[int(number)] = await storage.write(_read_block(folder / entry["file"], entry))
+    except BaseException:
+        storage.free(list(written.values()))
+        raise
+    await ask("load", state["tables"], written)
+
+
+def _read_index(folder: Path) -> dict[str, Any]:
+    try:
+        state = json.loads((folder / INDEX).read_bytes())
+    except FileNotFoundError:
+        raise CheckpointError(f"{folder} holds no snapshot of a queue: {INDEX} is missing") from None
+    except ValueError as error:
+        raise CheckpointError(f"{folder / INDEX} is damaged: {error}") from error
+    if state.get("format") != FORMAT:
+        raise CheckpointError(f"{folder / INDEX} has format {state.get('format')!r}; this version reads {FORMAT}")
+    return state
+
+
+def _read_block(path: Path, entry: Mapping[str, Any]) -> Block:
+    try:
+        data = np.fromfile(path, np.uint8)
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} is missing from the snapshot") from None
+    if data.nbytes != entry["bytes"] or zlib.crc32(data.data) != entry["crc32"]:
+        raise CheckpointError(f"{path} is damaged: its length or checksum is not what {INDEX} says")
+    return Block(parse(data), [(0, data)])

@@ -1,0 +1,162 @@
+"""One partition of the index: rows by key, their tags, and for every column the cell (block, row in it) of each row.
+
+Cells are numpy arrays over row slots, so that looking up thousands of rows is a few array operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tqppo.errors import QueueError
+from tqppo.queue.meta import shorten
+
+_NONE = -1
+
+
+class Cells:
+    """A column of a partition: per slot the block's number (-1: no value) and the row in that block."""
+
+    def __init__(self, size: int) -> None:
+        self.block = np.full(size, _NONE, np.int64)
+        self.row = np.zeros(size, np.int32)
+
+    def grow(self, size: int) -> None:
+        more = size - len(self.block)
+        self.block = np.concatenate((self.block, np.full(more, _NONE, np.int64)))
+        self.row = np.concatenate((self.row, np.zeros(more, np.int32)))
+
+
+class Table:
+    def __init__(self) -> None:
+        self.rows: dict[str, int] = {}  # key → slot
+        self.keys: list[str] = []  # slot → key
+        self.tags: list[dict[str, Any]] = []  # slot → tags
+        self.versions = np.zeros(0, np.int64)
+        self.columns: dict[str, Cells] = {}
+        self._spare: list[int] = []
+
+    def add(self, keys: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Slots of these keys, made where they are new, and a mask of those that were there before."""
+        found = list(map(self.rows.get, keys))
+        known = np.array([slot is not None for slot in found], bool)
+        for i in np.flatnonzero(~known).tolist():
+            found[i] = self._new(keys[i])
+        self._grow(len(self.keys))
+        return np.array(found, np.int64), known
+
+    def _new(self, key: str) -> int:
+        if self._spare:
+            slot = self._spare.pop()
+            self.keys[slot], self.tags[slot] = key, {}
+        else:
+            slot = len(self.keys)
+            self.keys.append(key)
+            self.tags.append({})
+        self.rows[key] = slot
+        return slot
+
+    def _grow(self, size: int) -> None:
+        if size > len(self.versions):
+            room = max(64, 2 * size)
+            self.versions = np.concatenate((self.versions, np.zeros(room - len(self.versions), np.int64)))
+            for cells in self.columns.values():
+                cells.grow(room)
+
+    def slots(self, keys: Sequence[str], partition: str) -> np.ndarray:
+        found = list(map(self.rows.get, keys))
+        if None in found:
+            unknown = [key for key, slot in zip(keys, found, strict=True) if slot is None]
+            raise QueueError(f"partition {partition!r} has no rows {shorten(unknown)} ({len(unknown)} of {len(keys)})")
+        return np.array(found, np.int64)
+
+    def merge(self, slots: np.ndarray, tags: Sequence[Mapping[str, Any]]) -> None:
+        for slot, tag in zip(slots.tolist(), tags, strict=True):
+            self.tags[slot] = {**self.tags[slot], **tag}  # a new dict: answers on their way keep the old one
+
+    def tags_of(self, key: str) -> dict[str, Any] | None:
+        slot = self.rows.get(key)
+        return None if slot is None else self.tags[slot]
+
+    def place(self, slots: np.ndarray, columns: Sequence[str], block: int, rows: np.ndarray) -> dict[int, int]:
+        """Point cells at a block; answers how many cells of which blocks that replaced."""
+        dead: dict[int, int] = {}
+        for name in columns:
+            if name not in self.columns:
+                self.columns[name] = Cells(len(self.versions))
+            cells = self.columns[name]
+            _count(dead, cells.block[slots])
+            cells.block[slots], cells.row[slots] = block, rows
+        return dead
+
+    def holds(self, name: str, slots: np.ndarray, block: int) -> np.ndarray:
+        """Which rows of a block, kept in these slots (-1: nowhere), a column still points at."""
+        cells = self.columns.get(name)
+        if cells is None:
+            return np.zeros(len(slots), bool)
+        return (slots >= 0) & (cells.block[slots] == block) & (cells.row[slots] == np.arange(len(slots)))
+
+    def cells(self, name: str, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        found = self.columns[name]
+        return found.block[slots], found.row[slots]
+
+    def remove(self, keys: Sequence[str], slots: np.ndarray) -> dict[int, int]:
+        """Forget rows; answers how many cells of which blocks died."""
+        dead: dict[int, int] = {}
+        for name, cells in list(self.columns.items()):
+            _count(dead, cells.block[slots])
+            cells.block[slots] = _NONE
+            if len(keys) == len(self.rows) or (cells.block == _NONE).all():
+                del self.columns[name]
+        for key, slot in zip(keys, slots.tolist(), strict=True):
+            del self.rows[key]
+            self.tags[slot] = {}
+        self._spare.extend(slots.tolist())
+        return dead
+
+    def check_columns(self, partition: str, keys: Sequence[str], slots: np.ndarray, columns: Sequence[str]) -> None:
+        unknown = [name for name in columns if name not in self.columns]
+        if unknown:
+            known = ", ".join(sorted(self.columns)) or "none"
+            raise QueueError(f"partition {partition!r} has no columns {shorten(unknown)}; it has: {known}")
+        for name in columns:
+            lacking = np.flatnonzero(self.columns[name].block[slots] == _NONE)
+            if len(lacking):
+                raise QueueError(
+                    f"column {name!r} of partition {partition!r} is missing on rows "
+                    f"{shorten([keys[i] for i in lacking.tolist()])} ({len(lacking)} of {len(keys)})"
+                )
+
+    def common_columns(self, slots: np.ndarray) -> tuple[str, ...]:
+        if not len(slots):
+            return ()
+        return tuple(name for name, cells in self.columns.items() if (cells.block[slots] != _NONE).all())
+
+    def find(self, where: Mapping[str, Any], after: int) -> list[str]:
+        """Keys of rows that changed after a version and whose tags match, in the order in which they were made."""
+        changed = self.versions > after
+        return [key for key, slot in self.rows.items() if changed[slot] and matches(self.tags[slot], where)]
+
+    def dump(self) -> dict[str, Any]:
+        slots = np.array(list(self.rows.values()), np.int64)
+        columns = {name: [cells.block[slots], cells.row[slots]] for name, cells in self.columns.items()}
+        return {"keys": list(self.rows), "tags": [self.tags[slot] for slot in slots], "columns": columns}
+
+
+def _count(dead: dict[int, int], blocks: np.ndarray) -> None:
+    for block, cells in zip(*np.unique(blocks[blocks != _NONE], return_counts=True), strict=True):
+        dead[int(block)] = dead.get(int(block), 0) + int(cells)
+
+
+def matches(tags: Mapping[str, Any], where: Mapping[str, Any]) -> bool:
+    """A value must be equal, one of several (tuple, list, set), or absent (None)."""
+    for name, wanted in where.items():
+        found = tags.get(name)
+        if isinstance(wanted, (tuple, list, set, frozenset)):
+            if found not in wanted:
+                return False
+        elif found != wanted:
+            return False
+    return True
