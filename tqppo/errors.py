@@ -63,3 +63,7 @@ class DataLost(QueueError):
 
 class EngineError(TqppoError):
     """A rollout engine died or answered nonsense; the message carries the tail of its log."""
+
+
+class WorkerError(TqppoError):
+    """A training worker failed or died; the message names its rank and carries its traceback."""

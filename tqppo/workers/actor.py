@@ -1,0 +1,172 @@
+"""The policy that learns: log-probabilities, updates, and weights for the engines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from tqppo.algorithms import kl
+from tqppo.algorithms.aggregate import Normalisers, aggregate
+from tqppo.algorithms.losses import POLICY_LOSSES, PolicyOptions, PolicyTokens
+from tqppo.protocols import WeightSource
+from tqppo.workers import weights
+from tqppo.workers.bridge import Columns, remote
+from tqppo.workers.learner import Learner, Loss, Metrics, Selection, Tokens, even_sizes
+from tqppo.workers.microbatch import MicroBatch, Rows
+from tqppo.workers.model import PolicyModel, adapters_off, add_lora, load_policy
+
+_FORWARD = ("tokens", "response_mask")
+
+
+def _update_columns(worker: Actor) -> tuple[str, ...]:
+    loss = worker.spec.policy_loss
+    optional = {
+        "ref_logprobs": worker.has_kl,
+        "correction_weights": loss.has_correction,
+        "loss_mask": loss.has_loss_mask,
+        "session_weight": loss.aggregate == "session-mean",
+    }
+    return (*_FORWARD, loss.old_column, "advantages", *(name for name, is_read in optional.items() if is_read))
+
+
+class Actor(Learner):
+    prefix = "actor"
+
+    @property
+    def report_names(self) -> tuple[str, ...]:
+        names = ("actor/loss", "actor/pg_loss", "actor/pg_clipfrac", "actor/pg_clipfrac_lower", "actor/ppo_kl")
+        with_kl = ("actor/kl_loss",) if self.has_kl else ()
+        return (*names, *with_kl, *(("actor/entropy_loss",) if self.spec.policy_loss.entropy_coef > 0 else ()))
+
+    def start(self) -> None:
+        self.publisher = weights.Publisher(self.spec.publish_dir, self.spec.model.path)
+        super().start()
+
+    def close(self) -> None:
+        self.publisher.close()
+
+    def _load(self) -> nn.Module:
+        model = load_policy(self.spec.model, self.device)
+        if self.spec.model.lora_rank:
+            add_lora(model, self.spec.model, seed=self.spec.seed)
+        return model
+
+    @property
+    def has_kl(self) -> bool:
+        loss = self.spec.policy_loss
+        return loss.kl != "none" and loss.kl_coef > 0
+
+    @remote(reads=_FORWARD, writes=("old_logprobs", "entropy"))
+    def logprobs(self, rows: Columns, *, with_entropy: bool = True) -> dict[str, Tensor]:
+        """Of the sampled tokens under the policy as it is now, tempered as they were sampled."""
+        names = ("old_logprobs", "entropy") if with_entropy else ("old_logprobs",)
+        results = self.per_token(rows, lambda micro: self._forward(micro, with_entropy))
+        return dict(zip(names, results, strict=True))
+
+    @remote(reads=_FORWARD, writes=("ref_logprobs",))
+    def reference_logprobs(self, rows: Columns) -> dict[str, Tensor]:
+        """With LoRA: of the model without its adapter, which is the reference."""
+        with adapters_off(self.model):
+            (result,) = self.per_token(rows, lambda micro: self._forward(micro, False))
+        return {"ref_logprobs": result}
+
+    @remote(reads=_update_columns)
+    def update(
+        self,
+        rows: Columns,
+        *,
+        step: int,
+        num_mini_batches: int = 1,
+        sizes: Sequence[int] | None = None,
+    ) -> Metrics:
+        """One optimizer step per mini-batch and epoch, at the learning rate of training step `step` (from 1).
+
+        `sizes` are the rows of each mini-batch on this rank; without it the rows are cut evenly.
+        """
+        return self.train(rows, step=step, sizes=sizes or even_sizes(rows, num_mini_batches))
+
+    def _forward(self, micro: MicroBatch, with_entropy: bool) -> tuple[Tensor, Tensor | None]:
+        return self.model(micro, self.spec.temperature, with_entropy)
+
+    def _idle_loss(self, micro: MicroBatch) -> Tensor:
+        return self._forward(micro, False)[0].sum() * 0.0
+
+    def _selection(self, rows: Rows) -> Selection:
+        loss = self.spec.policy_loss
+        keep = rows.response["loss_mask" if loss.has_loss_mask else "response_mask"]
+        counts = rows.count(keep)
+        active = counts > 0
+        if not self.has_kl and loss.entropy_coef == 0:
+            active = rows.count(keep & (rows.response["advantages"] != 0)) > 0  # 0 · anything has no gradient
+        ones = torch.ones(len(rows))
+        return Selection(keep, counts, active, rows.row.get("session_weight", ones))
+
+    def _loss(self, rows: Rows, micro: MicroBatch, whole: Normalisers) -> Loss:
+        spec, tokens = self.spec.policy_loss, self.tokens(rows, micro)
+        logprobs, entropy = self._forward(micro, spec.entropy_coef > 0)
+        policy = POLICY_LOSSES[spec.name](
+            PolicyTokens(
+                logprobs,
+                tokens.column(spec.old_column),
+                tokens.column("advantages"),
+                tokens.mask,
+                tokens.lengths,
+                tokens.column("correction_weights") if spec.has_correction else None,
+            ),
+            self._options(),
+        )
+        total = self._aggregate(policy.losses, tokens, whole)
+        parts = {"actor/pg_loss": total}
+        if self.has_kl:
+            losses = kl.estimate(spec.kl, logprobs, tokens.column("ref_logprobs"), tokens.mask)
+            parts["actor/kl_loss"] = self._aggregate(losses, tokens, whole)
+            total = total + spec.kl_coef * parts["actor/kl_loss"]
+        if entropy is not None:
+            parts["actor/entropy_loss"] = self._aggregate(entropy, tokens, whole)
+            total = total - spec.entropy_coef * parts["actor/entropy_loss"]
+        return Loss(total, {"actor/loss": total, **parts}, policy.sums)
+
+    def _aggregate(self, losses: Tensor, tokens: Tokens, whole: Normalisers) -> Tensor:
+        spec = self.spec.policy_loss
+        return aggregate(
+            losses,
+            tokens.mask,
+            tokens.lengths,
+            spec.aggregate,
+            whole,
+            horizon=spec.horizon,
+            session_weights=tokens.session_weights,
+        )
+
+    def _options(self) -> PolicyOptions:
+        spec = self.spec.policy_loss
+        return PolicyOptions(
+            clip_low=spec.clip_low,
+            clip_high=spec.clip_high,
+            clip_dual=spec.clip_dual,
+            tau_positive=spec.sapo_tau_positive,
+            tau_negative=spec.sapo_tau_negative,
+        )
+
+    @remote()
+    def publish(self, version: int) -> WeightSource:
+        """The weights as a Hugging Face folder in shared memory, for engines on this node to map or reload."""
+        is_writer = self.ranks.rank == 0
+        return self.publisher.publish(self._policy(), self.dtype, version, is_writer=is_writer)
+
+    @remote()
+    def export(self, folder: str) -> None:
+        """A Hugging Face folder that `AutoModelForCausalLM.from_pretrained` loads; adapters merged."""
+        path = Path(folder)
+        entries = weights.entries(self._policy(), self.dtype)
+        if self.ranks.rank == 0:
+            path.mkdir(parents=True, exist_ok=True)
+            weights.save_description(self._policy(), self.spec.model.path, path, self.dtype)
+        weights.export(path if self.ranks.rank == 0 else None, entries)
+
+    def _policy(self) -> PolicyModel:
+        return cast(PolicyModel, cast(Any, self.model))

@@ -1,0 +1,52 @@
+"""The ranks of one role: who am I, who are the others, and the few numbers they exchange."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """This rank's place. A single rank needs no process group, unless FSDP casts its computation."""
+
+    rank: int = 0
+    size: int = 1
+
+    def gather(self, numbers: Sequence[float]) -> list[list[float]]:
+        """Every rank's numbers, in rank order; one collective."""
+        if self.size == 1:
+            return [list(numbers)]
+        device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+        mine = torch.tensor(numbers, dtype=torch.float64, device=device)
+        everyone = mine.new_empty(self.size * len(mine))
+        dist.all_gather_into_tensor(everyone, mine)
+        return everyone.view(self.size, -1).tolist()
+
+    def barrier(self) -> None:
+        self.gather([0.0])
+
+
+def open_store(host: str) -> dist.TCPStore:
+    """Rank 0's meeting place, on a port of the system's choosing (`store.port`)."""
+    return dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)
+
+
+def join(ranks: Ranks, device: torch.device, store: dist.Store, *, timeout_s: float, is_one_node: bool) -> None:
+    """Form the process group: gloo on CPUs, nccl on GPUs."""
+    if is_one_node:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # host names of laptops often resolve to nothing
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(
+        backend, store=store, rank=ranks.rank, world_size=ranks.size, timeout=timedelta(seconds=timeout_s)
+    )
+
+
+def leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -1,0 +1,31 @@
+"""A sequence-classification model that scores whole trajectories, as a stage of the step."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from tqppo.workers.bridge import Columns, remote
+from tqppo.workers.microbatch import Rows, last_positions
+from tqppo.workers.model import load_score_model
+from tqppo.workers.worker import Worker, idle_micro_batch
+
+
+class RewardModel(Worker):
+    def _load(self) -> nn.Module:
+        return load_score_model(self.spec.model, self.device).requires_grad_(False)
+
+    @remote(reads=("tokens", "response_mask"), writes=("model_score",))
+    @torch.no_grad()
+    def score(self, rows: Columns) -> dict[str, Tensor]:
+        """One number per trajectory [B], 0 for padding: what the model says at the last token."""
+        flat = Rows.of(rows)
+        real = flat.count(flat.response["response_mask"]) > 0
+        scores = torch.zeros(len(flat))
+        for chosen in self.in_step(self.micro_batches(flat, real.nonzero().squeeze(-1))):
+            if chosen is None:
+                self.model(idle_micro_batch(self.device))
+                continue
+            micro = last_positions(flat, chosen, layout=self.layout).to(self.device)
+            scores[chosen] = self.model(micro).cpu()
+        return {"model_score": scores}

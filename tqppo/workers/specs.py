@@ -1,0 +1,82 @@
+"""What a worker is told when it is made: plain values, only its own, small enough to send to every rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """Which model, and in what form it runs."""
+
+    path: str  # a Hugging Face folder or hub name
+    dtype: str = "auto"  # of the computation; parameters that learn are kept in float32
+    attention: str = "auto"
+    trust_remote_code: bool = False
+    gradient_checkpointing: bool = False
+    lora_rank: int = 0
+    lora_alpha: float = 32.0
+    lora_targets: tuple[str, ...] = ("all-linear",)
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerSpec:
+    """AdamW and its learning rate, which is a pure function of the training step."""
+
+    lr: float = 1e-6
+    total_steps: int = 1
+    schedule: str = "constant"  # or linear, cosine
+    warmup_steps: int = 0
+    min_lr_ratio: float = 0.0
+    weight_decay: float = 0.0
+    beta1: float = 0.9
+    beta2: float = 0.999
+    grad_clip: float = 1.0  # 0: off
+    epochs: int = 1  # passes over the batch per training step
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyLossSpec:
+    """The actor's loss: the policy term by name, plus KL to the reference and an entropy bonus."""
+
+    name: str = "ppo"
+    old_column: str = "old_logprobs"  # rollout_logprobs where the engine's are trusted
+    aggregate: str = "token-mean"
+    horizon: int = 1
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    clip_dual: float = 3.0
+    sapo_tau_positive: float = 1.0
+    sapo_tau_negative: float = 1.05
+    kl: str = "none"  # estimator of the KL term; needs ref_logprobs
+    kl_coef: float = 0.0
+    entropy_coef: float = 0.0
+    has_correction: bool = False  # the rows carry correction_weights
+    has_loss_mask: bool = False  # the rows carry loss_mask, narrower than response_mask
+
+
+@dataclass(frozen=True, slots=True)
+class ValueLossSpec:
+    """The critic's loss: clipped squared error to the returns."""
+
+    clip: float = 0.5  # 0: off
+    aggregate: str = "token-mean"
+    horizon: int = 1
+    has_loss_mask: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RoleSpec:
+    """Everything one role's ranks need. Roles that do not learn ignore the optimizer and the losses."""
+
+    model: ModelSpec
+    optimizer: OptimizerSpec = field(default_factory=OptimizerSpec)
+    policy_loss: PolicyLossSpec = field(default_factory=PolicyLossSpec)
+    value_loss: ValueLossSpec = field(default_factory=ValueLossSpec)
+    temperature: float = 1.0  # of the sampled distribution, whose log-probabilities are trained
+    micro_batch_tokens: int = 16_384
+    threads: int = 0  # 0: one on CPUs, torch's own choice with a GPU
+    seed: int = 0
+    deterministic: bool = True
+    timeout_s: float = 3600.0  # of each call, and of each collective of the ranks
+    publish_dir: str = ""  # where `publish` puts folders of weights; empty: /dev/shm
