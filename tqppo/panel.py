@@ -14,7 +14,8 @@ from tqppo.progress import Progress
 WIDEST = 100
 NARROW = 64  # below this: one line instead of a panel
 CHART_HEIGHT = 5
-FIGURES_WIDTH = 22
+FIGURES_WIDTH = 32
+CURVE_WIDTH = 10
 AXIS_WIDTH = 6
 
 
@@ -27,14 +28,14 @@ def panel(progress: Progress, *, width: int, activity: str = "", blocks: str = B
     middle = Table.grid(padding=(0, 3, 0, 0))
     middle.add_column(width=chart_width + AXIS_WIDTH)
     middle.add_column(width=FIGURES_WIDTH)
-    middle.add_row(_chart(progress, chart_width, blocks), _figures(progress))
+    middle.add_row(_chart(progress, chart_width, blocks), _figures(progress, blocks))
     parts: list[RenderableType] = [_bar(progress, inner), Text(""), middle]
     if validations := _validations(progress):
         parts += [Text(""), validations]
     if stages := _stages(progress, inner):
         parts += [Text(""), stages]
-    title = Text.assemble((" tqppo ", "bold"), (f"{progress.title} ", "cyan"))
-    below = Text(f" {activity or progress.subtitle} ", style="dim")
+    title = Text.assemble((" tqppo ", "bold white"), (f"{progress.title} ", "cyan"))
+    below = Text(f" {activity or progress.subtitle} ", style="white dim")
     return Panel(
         Group(*parts),
         title=title,
@@ -65,12 +66,12 @@ def _chart(progress: Progress, width: int, blocks: str) -> Text:
     text = Text(no_wrap=True)
     last = f"{number(progress.reward[-1])}" if progress.reward else "–"
     text.append("reward ", "dim").append(last, "bold green")
-    text.append(f"   {sparkline(progress.reward[-24:], 24, blocks=blocks)}", "green").append("\n")
+    text.append(f"  from {number(progress.reward[0])}\n" if progress.reward else "\n", "dim")
     filled = width if not progress.max_steps else max(1, round(width * progress.step / progress.max_steps))
     points = _spread(progress.reward, filled)
     top, bottom = _range(progress.reward)
     for row, cells in enumerate(area(points, width=width, height=CHART_HEIGHT, top=top, bottom=bottom, blocks=blocks)):
-        label = number(top) if row == 0 else number(bottom) if row == CHART_HEIGHT - 1 else ""
+        label = f"{top:.3g}" if row == 0 else f"{bottom:.3g}" if row == CHART_HEIGHT - 1 else ""
         text.append(f"{label[: AXIS_WIDTH - 1]:>{AXIS_WIDTH - 1}} ", "dim")
         text.append("".join(char for char, _ in cells), cells[0][1])
         text.append("\n" if row < CHART_HEIGHT - 1 else "")
@@ -94,12 +95,13 @@ def _range(values: list[float]) -> tuple[float, float]:
     return (1.0, 0.0) if low >= 0.0 and 0.2 <= high <= 1.0 else (high, min(low, 0.0))
 
 
-def _figures(progress: Progress) -> Table:
+def _figures(progress: Progress, blocks: str) -> Table:
     table = Table.grid(padding=(0, 1, 0, 0))
     table.add_column(style="dim", width=11)
-    table.add_column(justify="right", width=9)
+    table.add_column(justify="right", width=8)
+    table.add_column(style="blue", width=CURVE_WIDTH)
     for label, value in progress.figures()[: CHART_HEIGHT + 1]:
-        table.add_row(label, value)
+        table.add_row(label, value, sparkline(progress.history.get(label, []), CURVE_WIDTH, blocks=blocks))
     return table
 
 
@@ -125,7 +127,7 @@ def _stages(progress: Progress, width: int) -> RenderableType | None:
     for i, ((name, share), size) in enumerate(zip(parts, sizes, strict=True)):
         color = PALETTE[i % len(PALETTE)] if name != "other" else "bright_black"
         bar.append("▄" * size, color)
-        legend.append("■ ", color).append(f"{name} {share:.0%}   ", "dim")
+        legend.append("  " if i else "").append("■ ", color).append(f"{name} {share:.0%}", "dim")
     return Group(bar, legend)
 
 

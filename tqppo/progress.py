@@ -42,6 +42,7 @@ class Progress:
     steps: int = 0  # training steps seen, those before a resume included
     reward: list[float] = field(default_factory=list)
     last: dict[str, float] = field(default_factory=dict)
+    history: dict[str, list[float]] = field(default_factory=dict)  # of each label in FIGURES
     _first: dict[str, float] = field(default_factory=dict)
     _validated: dict[str, float] = field(default_factory=dict)
     _validated_at: int = -1
@@ -61,6 +62,8 @@ class Progress:
             self.steps += 1
             self.last = dict(metrics)
             self._pace.append(metrics.get("timing_s/step", now - self._stamp))
+            for label, value in self._shown(metrics).items():
+                self.history.setdefault(label, []).append(value)
             reward = next((metrics[name] for name in REWARD if name in metrics), None)
             if reward is not None:
                 self.reward.append(reward)
@@ -101,15 +104,20 @@ class Progress:
 
     def figures(self) -> list[tuple[str, str]]:
         """(label, value) of the few numbers worth a look at every step."""
-        found: dict[str, str] = {}
-        for label, name in FIGURES:
-            if name in self.last:
-                found.setdefault(label, number(self.last[name]))
+        found = {label: number(value) for label, value in self._shown(self.last).items()}
         if self.tokens_per_second:
             found["tok/s"] = number(self.tokens_per_second)
         if self.seconds_per_step:
             found["s/step"] = f"{self.seconds_per_step:.2f}"
         return list(found.items())
+
+    @staticmethod
+    def _shown(metrics: Mapping[str, float]) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for label, name in FIGURES:
+            if name in metrics:
+                found.setdefault(label, metrics[name])
+        return found
 
     def validations(self) -> list[Validated]:
         """Sampled and greedy figures per data source, sampled first."""
