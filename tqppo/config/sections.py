@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Mode = Literal["ppo", "grpo", "distill"]
 Kl = Literal["none", "k1", "abs", "k2", "k3", "k1+", "k2+", "k3+"]
@@ -50,7 +50,7 @@ class ModelSection(Section):
     trust_remote_code: bool = False
     """Let the model's repository run its own code here."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Parameter type for training. auto: bfloat16 on GPUs, float32 on CPUs."""
+    """Type of the computation; parameters that learn stay float32. auto: bfloat16 on GPUs, float32 on CPUs."""
     attention: Literal["auto", "sdpa", "eager", "flash_attention_2", "flash_attention_3"] = "auto"
     """Attention kernel of `transformers`. auto: flash attention where it is installed with a GPU, else sdpa."""
     lora_rank: NonNegative = 0
@@ -110,7 +110,7 @@ class DataSection(Section):
 class RolloutSection(Section):
     backend: str = "embedded"
     """Engine that generates: embedded, vllm, sglang, or an installed plug-in; `tqppo backends list` shows them."""
-    group_size: Positive = 1
+    group_size: Positive = 8
     """Sessions sampled per prompt. GRPO needs at least 2."""
     temperature: PositiveFloat = 1.0
     """Sampling temperature; log-probabilities are those of the tempered distribution, in training too."""
@@ -175,7 +175,7 @@ class AlgorithmSection(Section):
     advantage: Literal[
         "gae", "grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "remax", "opo", "gpg"
     ] = "grpo"
-    """Advantage estimator. `gae` needs a critic (mode ppo); the others compare the sessions of a prompt or a batch."""
+    """Advantage estimator. Unset: gae in mode ppo, else grpo. `gae` needs a critic; the others compare sessions."""
     loss: Literal["ppo", "gspo", "cispo", "gpg", "geo_mean", "sapo"] = "ppo"
     """Policy loss."""
     aggregate: Literal[
@@ -453,3 +453,15 @@ class Config(Section):
     """Metrics and trajectories."""
     cluster: ClusterSection = ClusterSection()
     """Ray and devices."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _advantage_of_mode(cls, values: Any) -> Any:
+        """PPO has a critic, so its advantages are GAE's unless the user says otherwise."""
+        if not isinstance(values, dict) or values.get("mode") != "ppo":
+            return values
+        algorithm = values.get("algorithm", {})
+        if isinstance(algorithm, AlgorithmSection):
+            written = algorithm.model_fields_set
+            algorithm = {name: getattr(algorithm, name) for name in written}
+        return {**values, "algorithm": {"advantage": "gae", **algorithm}} if isinstance(algorithm, dict) else values
