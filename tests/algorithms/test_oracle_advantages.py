@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from tqppo.algorithms import advantages as adv
-from tqppo.algorithms.groups import GROUP_ESTIMATORS, Rows, dr_grpo, grpo
+from tqppo.algorithms import advantages_extra as extra
+from tqppo.algorithms.groups import Rows, dr_grpo, estimate_groups, gpg, grpo, opo, rloo
 from tqppo.algorithms.layout import masked_mean, whiten
 
 
@@ -33,31 +34,31 @@ def check_group(case, scalars: Tensor) -> None:
 @pytest.mark.oracle("adv.grpo.", "adv.grpo_vectorized.")
 def test_grpo_and_dr_grpo(case):
     estimator = grpo if case.params["norm_adv_by_std_in_grpo"] else dr_grpo
-    check_group(case, estimator(scores(case), rows_of(case), single_session="raw").scalars)
+    check_group(case, estimate_groups(estimator, scores(case), rows_of(case), single_session="raw").scalars)
 
 
 @pytest.mark.oracle("adv.rloo.")
 def test_rloo(case):
-    check_group(case, GROUP_ESTIMATORS["rloo"](scores(case), rows_of(case), single_session="raw").scalars)
+    check_group(case, estimate_groups(rloo, scores(case), rows_of(case), single_session="raw").scalars)
 
 
 @pytest.mark.oracle("adv.rloo_vectorized.")
 def test_rloo_with_0_for_a_single_session_as_in_the_vectorised_form(case):
     """verl's two forms disagree on groups of one; 0 is ours by default, the raw reward an option."""
-    check_group(case, GROUP_ESTIMATORS["rloo"](scores(case), rows_of(case)).scalars)
+    check_group(case, estimate_groups(rloo, scores(case), rows_of(case)).scalars)
 
 
 @pytest.mark.oracle("adv.opo.")
 def test_opo(case):
     num_tokens = torch.from_numpy(case.inputs["response_mask"]).sum(-1)
-    found = GROUP_ESTIMATORS["opo"](scores(case), rows_of(case), num_tokens=num_tokens, single_session="raw")
+    found = estimate_groups(opo, scores(case), rows_of(case), num_tokens=num_tokens, single_session="raw")
     check_group(case, found.scalars)
 
 
 @pytest.mark.oracle("adv.gpg.")
 def test_gpg(case):
     """On purpose: a single session keeps the raw reward here, where verl multiplies it by α as well."""
-    check_group(case, GROUP_ESTIMATORS["gpg"](scores(case), rows_of(case), single_session="raw").scalars)
+    check_group(case, estimate_groups(gpg, scores(case), rows_of(case), single_session="raw").scalars)
 
 
 @pytest.mark.oracle("adv.reinforce_plus_plus_baseline.")
@@ -111,7 +112,7 @@ def test_multi_trajectory_grpo(case):
         lengths=case.lengths(),
     )
     estimator = grpo if case.params["norm_adv_by_std_in_grpo"] else dr_grpo
-    found = estimator(scores(case), rows, single_session="raw").scalars
+    found = estimate_groups(estimator, scores(case), rows, single_session="raw").scalars
     tokens = adv.to_tokens(found, case.mask(), case.lengths())
     # On purpose: verl reads a session's scalar back through the final row's mask, so a session whose final row is
     # masked whole gets 0 from it; ours keeps the scalar.
@@ -130,3 +131,37 @@ def test_masked_mean_and_whitening(case):
     case.close(whiten(values, mask), "whiten", where=mask, atol=1e-5)
     case.close(whiten(values, mask, shift=False), "whiten_noshift", where=mask, atol=1e-5)
     case.close(values[mask].sum(), "sum", atol=1e-5)
+
+
+@pytest.mark.oracle("adv.grpo_passk.")
+def test_grpo_passk(case):
+    """On purpose: a group of one gets 0, where verl raises."""
+
+    def estimator(sessions):
+        return extra.grpo_passk(sessions, divide_by_std=case.params["norm_adv_by_std_in_grpo"])
+
+    check_group(case, estimate_groups(estimator, scores(case), rows_of(case)).scalars)
+
+
+@pytest.mark.oracle("adv.gdpo_single.")
+def test_gdpo_with_one_reward(case):
+    estimator = grpo if case.params["norm_adv_by_std_in_grpo"] else dr_grpo
+    found = extra.gdpo(scores(case)[:, None], torch.ones(1), case.mask(), rows_of(case), estimator=estimator)
+    case.close(found, "advantages", atol=1e-5)
+    case.close(found, "returns", atol=1e-5)
+
+
+@pytest.mark.oracle("adv.optimal_token_baseline.", "adv.tir_optimal_token_baseline.")
+def test_optimal_token_baseline(case):
+    mask = case.mask()
+    weights = 1 - 2 * case.flat("old_log_probs").exp() + case.flat("sum_pi_squared")
+    found = extra.optimal_token_baseline(
+        case.flat("token_level_rewards"),
+        weights,
+        mask,
+        rows_of(case),
+        by_turn=case.name.startswith("adv.tir"),
+        zero_tail=case.params["handle_zero_tail"],
+    )
+    case.close(found.advantages, "advantages", where=mask, atol=1e-5)
+    case.close(found.returns, "returns", where=mask, atol=1e-5)

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from tqppo.algorithms import kl
+from tqppo.algorithms import losses_extra as extra
 from tqppo.algorithms.aggregate import Normalisers, aggregate, normalisers
 from tqppo.algorithms.layout import masked_mean
-from tqppo.algorithms.losses import POLICY_LOSSES, PolicyOptions, PolicyTokens, value_loss
+from tqppo.algorithms.losses import POLICY_LOSSES, PolicyOptions, PolicyTokens, TokenLoss, value_loss
 
 ALIAS = {"kl": "k1", "mse": "k2", "low_var_kl": "k3"}
 
@@ -49,6 +50,48 @@ def test_policy_losses(case):
     loss = POLICY_LOSSES[{"vanilla": "ppo"}.get(name, name)]
     mode = "seq-mean-token-mean" if name in ("geo_mean", "sapo") else params["loss_agg_mode"]
     check_policy(case, lambda tokens: loss(tokens, options), mode)
+
+
+@pytest.mark.oracle("pg.dppo_tv.", "pg.dppo_kl.")
+def test_dppo(case):
+    params = case.params
+    options = PolicyOptions(params["clip_ratio_low"], params["clip_ratio_high"], params["clip_ratio_c"])
+    kind = case.name.split(".")[1].removeprefix("dppo_")
+    check_policy(case, lambda tokens: extra.dppo(tokens, options, divergence=kind), params["loss_agg_mode"])
+
+
+@pytest.mark.oracle("pg.dro.")
+def test_dro(case):
+    beta = case.params["dro_beta"]
+    check_policy(case, lambda tokens: extra.dro(tokens, beta=beta), case.params["loss_agg_mode"])
+
+
+@pytest.mark.oracle("pg.kl_cov.")
+def test_kl_cov(case):
+    share, coef = case.params["kl_cov_ratio"], case.params["ppo_kl_coef"]
+    check_policy(case, lambda tokens: extra.kl_cov(tokens, share=share, coef=coef), case.params["loss_agg_mode"])
+
+
+def _clip_cov(tokens: PolicyTokens, params: dict) -> TokenLoss:
+    options = PolicyOptions(params["clip_ratio_low"], params["clip_ratio_high"])
+    share, low, high = (params[f"clip_cov_{name}"] for name in ("ratio", "lb", "ub"))
+    return extra.clip_cov(tokens, options, share=share, low=low, high=high, generator=torch.manual_seed(7))
+
+
+@pytest.mark.oracle("pg.clip_cov.0.")
+def test_clip_cov(case):
+    check_policy(case, lambda tokens: _clip_cov(tokens, case.params), case.params["loss_agg_mode"])
+
+
+@pytest.mark.oracle("pg.clip_cov.1.")
+def test_clip_cov_leaves_out_as_many_tokens_as_verl(case):
+    """Which ones is a matter of the random numbers: only how many is compared."""
+    mask = case.mask()
+    tokens = PolicyTokens(
+        case.flat("log_prob"), case.flat("old_log_prob"), case.flat("advantages"), mask, case.lengths()
+    )
+    found = _clip_cov(tokens, case.params)
+    case.close((found.sums["actor/pg_clipfrac"] / mask.sum()).double(), "metric.actor_pg_clipfrac")
 
 
 @pytest.mark.oracle("value.")

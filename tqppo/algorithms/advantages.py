@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from tqppo.algorithms.groups import GROUP_ESTIMATORS, Fallback, Metrics, Rows, opo
+from tqppo.algorithms.groups import GROUP_ESTIMATORS, Fallback, Metrics, Rows, dr_grpo, estimate_groups
 from tqppo.algorithms.layout import blank, per_token, row_counts, row_sum, whiten
 from tqppo.algorithms.scan import discounted_sums
 
@@ -44,7 +44,7 @@ def token_rewards(reward: Tensor, rows: Rows, mask: Tensor, penalty: Tensor | No
     episodes = episode_lengths(rows)
     finals = rows.is_final & ~rows.is_padding
     _, which = torch.unique_consecutive(rows.session, return_inverse=True)
-    rewards = reward.new_zeros(episodes.numel()).index_add_(0, which, reward * finals)  # [S]
+    rewards = reward.new_zeros(episodes.numel()).index_add_(0, which[finals], reward[finals])  # [S]
     position = torch.arange(1, mask.numel() + 1, device=mask.device) * mask
     last = torch.segment_reduce(position.double(), "max", lengths=episodes, initial=0.0, unsafe=True).long() - 1
     tokens = reward.new_zeros(mask.numel())
@@ -52,7 +52,7 @@ def token_rewards(reward: Tensor, rows: Rows, mask: Tensor, penalty: Tensor | No
     return tokens if penalty is None else tokens - blank(mask, penalty)
 
 
-def _compact(values: Tensor, mask: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+def compact(values: Tensor, mask: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
     """The tokens that count as [episodes, longest], and which cells of that hold one: masked tokens take no step."""
     counts = row_counts(mask, lengths).long()
     cells = torch.arange(int(counts.max()) if counts.numel() else 0, device=mask.device) < counts[:, None]
@@ -61,7 +61,7 @@ def _compact(values: Tensor, mask: Tensor, lengths: Tensor) -> tuple[Tensor, Ten
     return grid, cells
 
 
-def _scatter(grid: Tensor, cells: Tensor, mask: Tensor) -> Tensor:
+def scatter(grid: Tensor, cells: Tensor, mask: Tensor) -> Tensor:
     tokens = grid.new_zeros(mask.numel())
     tokens[mask] = grid[cells]
     return tokens
@@ -72,17 +72,17 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, lengths: Tensor, *, gamma
 
     δ_t = r_t + γ V_{t+1} − V_t, A_t = δ_t + γλ A_{t+1}, where t + 1 is the next token that counts; returns are A + V.
     """
-    reward_grid, cells = _compact(rewards, mask, lengths)
-    value_grid, _ = _compact(values, mask, lengths)
+    reward_grid, cells = compact(rewards, mask, lengths)
+    value_grid, _ = compact(values, mask, lengths)
     following = torch.nn.functional.pad(value_grid[:, 1:], (0, 1))
     advantages = discounted_sums(reward_grid + gamma * following - value_grid, gamma * lam)
-    return Estimate(_scatter(advantages, cells, mask), _scatter(advantages + value_grid, cells, mask))
+    return Estimate(scatter(advantages, cells, mask), scatter(advantages + value_grid, cells, mask))
 
 
 def rewards_to_go(rewards: Tensor, mask: Tensor, lengths: Tensor, *, gamma: float = 1.0) -> Tensor:
     """G_t = r_t + γ G_{t+1} over the tokens of each episode that count: [N]."""
-    grid, cells = _compact(rewards, mask, lengths)
-    return _scatter(discounted_sums(grid, gamma), cells, mask)
+    grid, cells = compact(rewards, mask, lengths)
+    return scatter(discounted_sums(grid, gamma), cells, mask)
 
 
 def reinforce_plus_plus(rewards: Tensor, mask: Tensor, lengths: Tensor, *, gamma: float) -> Estimate:
@@ -144,13 +144,14 @@ def _estimate_groups(
     name: str, reward: Tensor, mask: Tensor, rows: Rows, options: EstimateOptions, penalty: Tensor | None
 ) -> Estimate:
     reward = reward if penalty is None else session_reward(reward, rows, penalty, mask)
-    fallbacks = {"single_session": options.single_session, "zero_variance": options.zero_variance}
-    if name == "opo":
-        groups = opo(reward, rows, num_tokens=row_counts(mask, rows.lengths), **fallbacks)
-    else:
-        groups = GROUP_ESTIMATORS["dr_grpo" if name == "reinforce_plus_plus_baseline" else name](
-            reward, rows, **fallbacks
-        )
+    groups = estimate_groups(
+        GROUP_ESTIMATORS.get(name, dr_grpo),
+        reward,
+        rows,
+        num_tokens=row_counts(mask, rows.lengths),
+        single_session=options.single_session,
+        zero_variance=options.zero_variance,
+    )
     tokens = to_tokens(groups.scalars, mask, rows.lengths)
     tokens = whiten(tokens, mask) if name == "reinforce_plus_plus_baseline" else tokens
     return Estimate(tokens, tokens, groups.metrics)

@@ -48,7 +48,7 @@ class TokenLoss:
     sums: dict[str, Tensor] = field(default_factory=dict)
 
 
-def _metrics(log_ratio: Tensor, clipped: Tensor | None = None, lower: Tensor | None = None) -> dict[str, Tensor]:
+def summed(log_ratio: Tensor, clipped: Tensor | None = None, lower: Tensor | None = None) -> dict[str, Tensor]:
     zero = log_ratio.new_zeros(())
     return {
         "actor/pg_clipfrac": zero if clipped is None else clipped.sum(),
@@ -57,7 +57,7 @@ def _metrics(log_ratio: Tensor, clipped: Tensor | None = None, lower: Tensor | N
     }
 
 
-def _weighted(losses: Tensor, tokens: PolicyTokens) -> Tensor:
+def weighted(losses: Tensor, tokens: PolicyTokens) -> Tensor:
     return losses if tokens.weights is None else losses * blank(tokens.mask, tokens.weights)
 
 
@@ -76,7 +76,7 @@ def ppo(tokens: PolicyTokens, options: PolicyOptions) -> TokenLoss:
         bound = torch.where(advantages < 0, -advantages * options.clip_dual, torch.inf)
         is_lower = losses.detach() > bound
         losses = torch.minimum(losses, bound)
-    return TokenLoss(_weighted(losses, tokens), _metrics(log_ratio, is_clipped, is_lower))
+    return TokenLoss(weighted(losses, tokens), summed(log_ratio, is_clipped, is_lower))
 
 
 def gspo(tokens: PolicyTokens, options: PolicyOptions) -> TokenLoss:
@@ -90,7 +90,7 @@ def gspo(tokens: PolicyTokens, options: PolicyOptions) -> TokenLoss:
     plain = -advantages * ratio
     clipped = -advantages * ratio.clamp(1.0 - options.clip_low, 1.0 + options.clip_high)
     is_clipped = clipped.detach() > plain.detach()
-    return TokenLoss(_weighted(torch.maximum(plain, clipped), tokens), _metrics(log_ratio, is_clipped))
+    return TokenLoss(weighted(torch.maximum(plain, clipped), tokens), summed(log_ratio, is_clipped))
 
 
 def cispo(tokens: PolicyTokens, options: PolicyOptions) -> TokenLoss:
@@ -99,14 +99,14 @@ def cispo(tokens: PolicyTokens, options: PolicyOptions) -> TokenLoss:
     advantages = blank(tokens.mask, tokens.advantages)
     ratio = log_ratio.detach().clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     clipped = ratio.clamp(1.0 - options.clip_low, 1.0 + options.clip_high)
-    return TokenLoss(_weighted(-(clipped * advantages) * logprobs, tokens), _metrics(log_ratio, ratio != clipped))
+    return TokenLoss(weighted(-(clipped * advantages) * logprobs, tokens), summed(log_ratio, ratio != clipped))
 
 
 def gpg(tokens: PolicyTokens, options: PolicyOptions) -> TokenLoss:
     """−A·log π: the plain policy gradient (GPG)."""
     logprobs, advantages = blank(tokens.mask, tokens.logprobs, tokens.advantages)
     log_ratio = blank(tokens.mask, tokens.logprobs.detach() - tokens.old_logprobs)
-    return TokenLoss(_weighted(-advantages * logprobs, tokens), _metrics(log_ratio))
+    return TokenLoss(weighted(-advantages * logprobs, tokens), summed(log_ratio))
 
 
 def geo_mean(tokens: PolicyTokens, options: PolicyOptions) -> TokenLoss:
@@ -128,7 +128,7 @@ def geo_mean(tokens: PolicyTokens, options: PolicyOptions) -> TokenLoss:
         log_weights = blank(tokens.mask, (tokens.weights + 1e-10).log())
         sequence = sequence * (row_sum(log_weights, lengths) / counts).exp()
     outside = log_ratio.detach() != clamped.detach()
-    metrics = _metrics(log_ratio, outside & (advantages > 0), outside & (advantages < 0))
+    metrics = summed(log_ratio, outside & (advantages > 0), outside & (advantages < 0))
     return TokenLoss(blank(tokens.mask, per_token(sequence, lengths)), metrics)
 
 
@@ -139,7 +139,7 @@ def sapo(tokens: PolicyTokens, options: PolicyOptions) -> TokenLoss:
     ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     tau = torch.where(advantages > 0, options.tau_positive, options.tau_negative).to(ratio.dtype)
     gate = torch.sigmoid(tau * (ratio - 1.0)) * (4.0 / tau)
-    return TokenLoss(_weighted(-gate * advantages, tokens), _metrics(log_ratio))
+    return TokenLoss(weighted(-gate * advantages, tokens), summed(log_ratio))
 
 
 POLICY_LOSSES: dict[str, Callable[[PolicyTokens, PolicyOptions], TokenLoss]] = {
