@@ -103,6 +103,7 @@ class EngineCapabilities:
     attach: bool = False  # can use servers that already run
     tensor_parallel: bool = False
     deterministic: bool = False  # same bytes for the same seed, whatever the timing
+    joint_filters: bool = False  # top-p counts the mass of the whole distribution, not of what top-k leaves
 
 
 class RolloutEngine(Protocol):

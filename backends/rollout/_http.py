@@ -59,7 +59,8 @@ class Server:
                 continue
             if answer.status_code >= 400:
                 raise EngineError(f"{self.name}: {path} answered {answer.status_code}: {answer.text[:2000]}")
-            return json.loads(answer.content) if answer.content else None
+            is_json = answer.headers.get("content-type", "").startswith("application/json")
+            return json.loads(answer.content) if is_json and answer.content else None
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     async def _send(self, method: str, path: str, content: bytes | None, deadline: float) -> httpx.Response:

@@ -17,7 +17,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 SUPERVISOR = Path(__file__).with_name("_supervisor.py")
-GRACE_S = 5.0
 INHERITED_NOT = ("PYTHONPATH", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE", "PYTHONSTARTUP", "VIRTUAL_ENV")
 
 
@@ -45,7 +44,10 @@ def clean_environment(extra: Mapping[str, str]) -> dict[str, str]:
 class ServerProcess:
     """One started server. `exited` is done, with the exit code, when no process of it is left."""
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log_path: str | Path = "") -> None:
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str], log_path: str | Path = "", *, grace_s: float = 5.0
+    ) -> None:
+        self.grace_s = grace_s
         self.scratch = tempfile.mkdtemp(prefix="tqppo-", dir="/tmp")  # short: sockets live in it
         self.log_path = Path(log_path) if log_path else Path(self.scratch) / "server.log"
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
@@ -55,7 +57,7 @@ class ServerProcess:
             log.write(f"$ {' '.join(command)}\n".encode())
             self._log_start = log.tell()
         self._log = self.log_path.open("rb")  # stays readable after the file is removed
-        supervisor = [sys.executable, "-I", "-S", str(SUPERVISOR), str(GRACE_S), self.scratch, str(self.log_path)]
+        supervisor = [sys.executable, "-I", "-S", str(SUPERVISOR), str(grace_s), self.scratch, str(self.log_path)]
         self._popen = subprocess.Popen(
             [*supervisor, *command],
             stdin=subprocess.PIPE,
@@ -107,7 +109,7 @@ class ServerProcess:
             with contextlib.suppress(BrokenPipeError):
                 self._popen.stdin.close()
         try:
-            await asyncio.wait_for(asyncio.shield(self.exited), GRACE_S + 10)
+            await asyncio.wait_for(asyncio.shield(self.exited), self.grace_s + 10)
         except asyncio.TimeoutError:
             os.killpg(self.pid, signal.SIGKILL)
             await self.exited

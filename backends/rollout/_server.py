@@ -107,6 +107,7 @@ class ServerEngine:
     capabilities: ClassVar[EngineCapabilities]
     owned: ClassVar[frozenset[str]]  # arguments that only tqppo sets
     negatable: ClassVar[bool] = False
+    grace_s: ClassVar[float] = 5.0  # between SIGTERM and SIGKILL
 
     def __init__(self, spec: EngineSpec) -> None:
         self.spec = spec
@@ -160,6 +161,7 @@ class ServerEngine:
         """Servers batch by themselves."""
 
     async def generate(self, request: Request) -> Completion:
+        self._room(request)
         request_id = f"{request.request_id}.{next(self._ids)}"
         self._running.setdefault(request.request_id, set()).add(request_id)
         try:
@@ -171,9 +173,23 @@ class ServerEngine:
             if not ids:
                 del self._running[request.request_id]
 
+    def _room(self, request: Request) -> int:
+        """How many tokens may follow."""
+        room = self.spec.max_context_tokens - len(request.tokens)
+        if room < 1:
+            raise EngineError(
+                f"a prompt of {len(request.tokens)} tokens leaves no room in a context of "
+                f"{self.spec.max_context_tokens} (rollout.max_context_tokens)"
+            )
+        return min(request.sampling.max_new_tokens, room)
+
     async def abort(self, request_id: str) -> None:
-        for running in tuple(self._running.get(request_id, ())):
-            await self._abort(await self._server(), running)
+        """Returns when the request has; the server may not know it yet, so it is told until then."""
+        deadline = time.monotonic() + CONTROL_TIMEOUT_S
+        while (running := tuple(self._running.get(request_id, ()))) and time.monotonic() < deadline:
+            for server_id in running:
+                await self._abort(await self._server(), server_id)
+            await asyncio.sleep(0.02)
 
     async def score(self, tokens: Sequence[int], top_k: int = 0) -> Scores:
         async with self._gate.passing():
@@ -282,7 +298,9 @@ class ServerEngine:
     def _launch(self, python: str, port: int) -> Server:
         flags = to_flags(self.arguments() | self._user_arguments, negatable=self.negatable)
         log_path = Path(self.spec.log_dir) / f"{self.spec.name}.log" if self.spec.log_dir else ""
-        process = ServerProcess([*self.command(python, port), *flags], self.environment(), log_path)
+        grace_s = self.grace_s if not self.on_gpu else max(self.grace_s, 15.0)  # to give a GPU's memory back
+        command = [*self.command(python, port), *flags]
+        process = ServerProcess(command, self.environment(), log_path, grace_s=grace_s)
         log.info("%s: starting %s on port %d (log: %s)", self.spec.name, self.backend, port, process.log_path)
         return self._connect(f"http://{_reachable(self.spec.host)}:{port}", process, self.token)
 

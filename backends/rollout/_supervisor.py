@@ -3,9 +3,10 @@
     python -I -S _supervisor.py GRACE_S SCRATCH LOG COMMAND…
 
 Leads its own session and starts COMMAND in it. Standard input is a pipe that the host holds: when the
-host closes it, or dies in any way, everything is ended (SIGTERM, then SIGKILL after GRACE_S) and the folder
-SCRATCH is removed. When the server's main process dies by itself, its children are ended likewise. The last word on
-standard output is the server's exit code; the end of standard output means that all is over.
+host closes it, or dies in any way, everything is ended (SIGTERM, then SIGKILL after GRACE_S), and the folder
+SCRATCH and the server's files in shared memory are removed. When the server's main process dies by itself, its
+children are ended likewise. The last word on standard output is the server's exit code; the end of standard
+output means that all is over.
 """
 
 import contextlib
@@ -19,6 +20,8 @@ import sys
 import time
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+SHARED = "/dev/shm/"
+LOOK_S = 10.0  # how often the server's files in shared memory are looked up
 prctl = ctypes.CDLL(None, use_errno=True).prctl
 
 
@@ -27,54 +30,77 @@ def die_with_parent() -> None:
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def children() -> list[int]:
-    """Live processes whose parent this is; being their reaper, it inherits every orphan below it."""
-    found = []
+def descendants() -> list[int]:
+    """Live processes below this one; being their reaper, it inherits every orphan."""
+    parents = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             with contextlib.suppress(OSError), open(f"/proc/{entry}/stat") as stat:
                 state, parent = stat.read().rpartition(")")[2].split()[:2]
-                if int(parent) == os.getpid() and state != "Z":
-                    found.append(int(entry))
+                if state != "Z":
+                    parents[int(entry)] = int(parent)
+    found, wave = [], [os.getpid()]
+    while wave:
+        wave = [pid for pid, parent in parents.items() if parent in wave]
+        found += wave
     return found
 
 
+def shared_files(pids: list[int], since: float) -> set[str]:
+    """Files that these processes made in shared memory; servers that are killed leave theirs behind."""
+    names = set()
+    for pid in pids:
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/maps") as maps:
+            names |= {line[line.index(SHARED) :].strip() for line in maps if SHARED in line}
+        with contextlib.suppress(OSError):
+            for fd in os.listdir(f"/proc/{pid}/fd"):
+                with contextlib.suppress(OSError):
+                    names.add(os.readlink(f"/proc/{pid}/fd/{fd}"))
+    made = set()
+    for name in names:  # not in folders: those hold weights, which are somebody else's
+        if name.startswith(SHARED) and "/" not in name[len(SHARED) :]:
+            with contextlib.suppress(OSError):
+                if os.stat(name).st_ctime >= since:
+                    made.add(name)
+    return made
+
+
 def end_all(main: "subprocess.Popen[bytes]", grace_s: float) -> None:
-    main.terminate()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        main.wait(grace_s)
-    while pids := children():
+    if grace_s:
+        main.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            main.wait(grace_s)
+    while pids := descendants():
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        time.sleep(0.01)  # their own orphans come to us next
+        main.poll()
+        time.sleep(0.01)
 
 
 def main(grace_s: float, scratch: str, log_path: str, command: list[str]) -> int:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    started = time.time()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
         signal.signal(number, lambda *_: None)  # the host decides; SIG_IGN would be inherited by the server
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     died, write_end = os.pipe()
     os.set_blocking(write_end, False)
     signal.set_wakeup_fd(write_end)
-    signal.signal(signal.SIGCHLD, lambda *_: None)  # only to wake `select`
     with open(log_path, "ab") as log:
-        server = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            preexec_fn=die_with_parent,
-            restore_signals=True,
-        )
+        server = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=die_with_parent)
+    made: set[str] = set()
     while server.poll() is None:
-        readable, _, _ = select.select([0, died], [], [])
+        readable, _, _ = select.select([0, died], [], [], LOOK_S)
+        made |= shared_files(descendants(), started)
         if died in readable:
             os.read(died, 4096)
         if 0 in readable and not os.read(0, 1):
             break
     end_all(server, grace_s)
     shutil.rmtree(scratch, ignore_errors=True)
+    for path in made:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
     return server.wait()
 
 

@@ -106,7 +106,7 @@ class VLLMRollout(ServerEngine):
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             top_k=sampling.top_k,
-            max_tokens=min(sampling.max_new_tokens, self.spec.max_context_tokens - len(request.tokens)),
+            max_tokens=self._room(request),
             seed=request.seed % 2**63,
             logprobs=0,  # of the sampled token alone
             ignore_eos=True,  # what ends a sequence is said here, not in the model's folder

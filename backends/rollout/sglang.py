@@ -1,0 +1,212 @@
+"""SGLang as a server in its own environment: tokens in, tokens out, over its native `/generate`."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from tqppo.errors import EngineError
+from tqppo.protocols import Completion, EngineCapabilities, FinishReason, Request, Sampling, Scores, WeightSource
+
+from ._http import Server
+from ._server import CONTROL_TIMEOUT_S, ServerEngine
+
+CPU_SUPPORT = Path(__file__).parent / "sglang_cpu"
+CPU_KV_BYTES = 256 * 1024**2
+MASK_TOKENS = 32_768  # most tokens that may be left after top-k and top-p
+FINISH: Mapping[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
+OWNED = (
+    "model-path model served-model-name host port dtype device api-key admin-api-key skip-tokenizer-init "
+    "context-length max-running-requests tensor-parallel-size tp-size mem-fraction-static trust-remote-code "
+    "random-seed enable-deterministic-inference enable-memory-saver sampling-mask-max-tokens"
+)
+
+
+class SGLangRollout(ServerEngine):
+    backend = "sglang"
+    capabilities: ClassVar[EngineCapabilities] = EngineCapabilities(
+        score_top_k=1024, needs_environment=True, attach=True, tensor_parallel=True, joint_filters=True
+    )
+    owned = frozenset(OWNED.split())
+    grace_s = 0.0  # asked to end, it sleeps for seconds and then kills its own processes
+
+    def command(self, python: str, port: int) -> list[str]:
+        server = [python, "-m", "sglang.launch_server", "--model-path", self.spec.model]
+        return [*server, "--host", self.spec.host, "--port", str(port)]
+
+    def arguments(self) -> dict[str, Any]:
+        spec = self.spec
+        common = {
+            "served-model-name": self.served_name,
+            "context-length": spec.max_context_tokens + 1,
+            "max-running-requests": spec.max_running,
+            "skip-tokenizer-init": True,
+            "skip-server-warmup": True,
+            "trust-remote-code": spec.trust_remote_code,
+            "random-seed": spec.seed,
+            "enable-deterministic-inference": spec.deterministic,  # seeds count only in this mode
+            "sampling-mask-max-tokens": MASK_TOKENS,
+            "api-key": self.token or None,
+            "log-level": "warning",
+        }
+        return common | (self._gpu_arguments() if self.on_gpu else self._cpu_arguments())
+
+    def _gpu_arguments(self) -> dict[str, Any]:
+        return {
+            "dtype": self.spec.dtype,
+            "tensor-parallel-size": self.spec.tensor_parallel,
+            "mem-fraction-static": self.spec.memory_fraction,
+            "enable-memory-saver": True,
+        }
+
+    def _cpu_arguments(self) -> dict[str, Any]:
+        return {
+            "dtype": "float32" if self.spec.dtype == "auto" else self.spec.dtype,
+            "device": "cpu",
+            "attention-backend": "torch_native",
+            "cuda-graph-backend-decode": "disabled",
+            "cuda-graph-backend-prefill": "disabled",
+            "disable-overlap-schedule": True,
+            "max-total-tokens": self._kv_tokens(),  # else the cache is sized from the machine's memory
+            "sleep-on-idle": True,  # else an idle server takes a core
+        }
+
+    def _kv_tokens(self) -> int:
+        """Room for every running sequence at its longest, within a fixed budget of bytes."""
+        wanted = self.spec.max_running * (self.spec.max_context_tokens + 1)
+        path = Path(self.spec.model) / "config.json"
+        if not path.is_file():
+            return wanted
+        model = json.loads(path.read_text())
+        heads = model.get("num_key_value_heads") or model["num_attention_heads"]
+        width = model.get("head_dim") or model["hidden_size"] // model["num_attention_heads"]
+        per_token = model["num_hidden_layers"] * heads * width * 2 * 4
+        return max(min(wanted, CPU_KV_BYTES // per_token), 2 * (self.spec.max_context_tokens + 1))
+
+    def environment(self) -> dict[str, str]:
+        common = {"TOKENIZERS_PARALLELISM": "false", "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"}
+        if self.on_gpu:
+            return common
+        return common | {
+            "SGLANG_USE_CPU_ENGINE": "1",
+            "PYTHONPATH": str(CPU_SUPPORT),
+            "OMP_NUM_THREADS": str(self.spec.threads),
+            "TORCHDYNAMO_DISABLE": "1",  # compiling the sampler costs more than it saves
+            "HF_HUB_OFFLINE": "1",
+        }
+
+    async def _inspect(self, server: Server) -> None:
+        info = await server.ask("GET", "/model_info", timeout_s=CONTROL_TIMEOUT_S)
+        if server.process is None:
+            self._check_model(info["model_path"])
+            settings = await server.ask("GET", "/server_info", timeout_s=CONTROL_TIMEOUT_S)
+            if not settings["skip_tokenizer_init"]:
+                raise EngineError(f"SGLang {settings['version']} at {server.url} needs --skip-tokenizer-init")
+        elif info["served_model_name"] != self.served_name:
+            found = info["served_model_name"]
+            raise EngineError(f"{server.url} is not the server that was started there: it serves {found!r}")
+
+    async def _generate(self, server: Server, request: Request, request_id: str) -> Completion:
+        """The model's own end token ends a request of SGLang's always; when it is none of ours, go on after it."""
+        sampling, stops = request.sampling, {*self.spec.eos_token_ids, *request.sampling.stop_token_ids}
+        limit = self._room(request)
+        tokens: list[int] = []
+        logprobs: list[float] = []
+        while True:
+            body = self._body([*request.tokens, *tokens], request_id, sampling, limit - len(tokens))
+            body["sampling_params"] |= {"sampling_seed": request.seed % 2**63, "stop_token_ids": sorted(stops)}
+            answer = await server.ask("POST", "/generate", body, timeout_s=self.spec.request_timeout_s)
+            meta = answer["meta_info"]
+            self._check_label({meta["weight_version"]})
+            tokens += answer["output_ids"]
+            logprobs += _logprobs(meta)
+            finish = FINISH[meta["finish_reason"]["type"]]
+            if finish == "stop" and tokens[-1] not in stops:
+                if len(tokens) < limit:
+                    continue
+                finish = "length"
+            return Completion(tokens, logprobs, finish, self.version)
+
+    def _body(self, tokens: Sequence[int], request_id: str, sampling: Sampling, limit: int) -> dict[str, Any]:
+        is_filtered = sampling.temperature > 0 and (sampling.top_p < 1 or sampling.top_k > 0)
+        no_top_k = MASK_TOKENS - 1024 if is_filtered else -1  # a mask needs some limit, with headroom for ties
+        return {
+            "rid": request_id,
+            "input_ids": list(tokens),
+            "return_logprob": True,
+            "return_sampling_mask": is_filtered,  # the plain log-probabilities know temperature but no filter
+            "sampling_params": {
+                "temperature": sampling.temperature,
+                "top_p": sampling.top_p,
+                "top_k": sampling.top_k or no_top_k,
+                "max_new_tokens": limit,
+                "skip_special_tokens": False,
+            },
+        }
+
+    async def _score(self, server: Server, tokens: Sequence[int], top_k: int) -> Scores:
+        body = {
+            "rid": f"score.{next(self._ids)}",
+            "input_ids": list(tokens),
+            "return_logprob": True,
+            "logprob_start_len": 0,
+            "top_logprobs_num": top_k,
+            "sampling_params": {"temperature": 1.0, "max_new_tokens": 0},
+        }
+        answer = await server.ask("POST", "/generate", body, timeout_s=self.spec.request_timeout_s)
+        self._check_label({answer["meta_info"]["weight_version"]})
+        return _scores(len(tokens), answer["meta_info"], top_k)
+
+    async def _abort(self, server: Server, request_id: str) -> None:
+        await server.ask("POST", "/abort_request", {"rid": request_id}, timeout_s=CONTROL_TIMEOUT_S)
+
+    async def _push(self, server: Server, source: WeightSource) -> None:
+        label = str(source.version)
+        update = {"model_path": source.folder, "weight_version": label, "flush_cache": True}
+        for path, body in (
+            ("/pause_generation", {"mode": "retract"}),
+            ("/begin_weight_update", {}),
+            ("/update_weights_from_disk", update),
+            ("/end_weight_update", {}),
+            ("/flush_cache", {}),  # it holds what the old weights made of the prompts
+            ("/continue_generation", {}),
+        ):
+            await server.ask("POST", path, body, timeout_s=CONTROL_TIMEOUT_S)
+        info = await server.ask("GET", "/model_info", timeout_s=CONTROL_TIMEOUT_S)
+        if info["weight_version"] != label:
+            raise EngineError(
+                f"{self.spec.name} says it has weights {info['weight_version']!r} after loading {label!r}"
+            )
+        self.label = label
+
+    async def sleep(self) -> None:
+        if self.on_gpu:
+            await (await self._server()).ask("POST", "/release_memory_occupation", {}, timeout_s=CONTROL_TIMEOUT_S)
+
+    async def wake(self) -> None:
+        if self.on_gpu:
+            await (await self._server()).ask("POST", "/resume_memory_occupation", {}, timeout_s=CONTROL_TIMEOUT_S)
+
+
+def _logprobs(meta: Mapping[str, Any]) -> list[float]:
+    filtered = meta.get("output_token_sampling_logprobs")
+    if filtered is not None:
+        return [value[0] if isinstance(value, list) else value for value in filtered]
+    return [entry[0] for entry in meta["output_token_logprobs"]]
+
+
+def _scores(num_tokens: int, meta: Mapping[str, Any], top_k: int) -> Scores:
+    """Entry i + 1 of the answer is about token i + 1; the first has no log-probability."""
+    logprobs = np.zeros(num_tokens, np.float32)
+    ids = np.zeros((num_tokens, top_k), np.int32)
+    tops = np.zeros((num_tokens, top_k), np.float32)
+    logprobs[:-1] = [entry[0] if entry[0] is not None else -math.inf for entry in meta["input_token_logprobs"][1:]]
+    for row, entries in enumerate((meta.get("input_top_logprobs") or [None])[1:]):
+        for rank, entry in enumerate(entries[:top_k]):
+            tops[row, rank], ids[row, rank] = entry[0], entry[1]
+    return Scores(logprobs, ids, tops)
