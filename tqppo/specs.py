@@ -115,6 +115,7 @@ def _optimizer(section: OptimizerSection, lr: float, total_steps: int) -> Optimi
         beta1=section.beta1,
         beta2=section.beta2,
         grad_clip=section.grad_clip,
+        epochs=section.epochs,
     )
 
 

@@ -37,7 +37,7 @@ class RolloutPool:
     def ready(self) -> None:
         """Wait until every replica can generate."""
         deadline = max(spec.engine.start_timeout_s for spec in self.specs) + 60
-        self._wait(self.starting, deadline, lambda: "the rollout engines to start")
+        wait_for(self.starting, deadline, "starting the rollout engines")
 
     def generate(self, prompts: Sequence[tuple[int, Prompt]], task: Assignment) -> None:
         """Sample these (order, prompt) pairs; every group is in the queue afterwards, or this raises."""
@@ -47,14 +47,11 @@ class RolloutPool:
             worker.generate.remote(share, task) for worker, share in zip(self.workers, shares, strict=True) if share
         ]
         uids = [prompt.uid for _, prompt in prompts]
-        self._wait(calls, self.timeout_s, lambda: self._missing(uids, task.partition))
+        wait_for(calls, self.timeout_s, "the rollout", lambda: self._missing(uids, task.partition))
 
     def load_weights(self, source: WeightSource) -> None:
-        self._wait(
-            [worker.load_weights.remote(source) for worker in self.workers],
-            self.timeout_s,
-            lambda: f"weights of version {source.version} to be loaded",
-        )
+        calls = [worker.load_weights.remote(source) for worker in self.workers]
+        wait_for(calls, self.timeout_s, f"loading weights of version {source.version}")
 
     def scores(self, tokens: Sequence[int]) -> list[list[float]]:
         """Each replica's log-probabilities of one sequence."""
@@ -73,22 +70,27 @@ class RolloutPool:
         known = set(self.queue.list(partition, where={"is_prompt": True}).keys)
         missing = [uid for uid in uids if uid not in known]
         shown = ", ".join(missing[:8]) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")
-        return f"{len(missing)} of {len(uids)} prompts: {shown}"
-
-    def _wait(self, calls: list[Any], timeout_s: float, waiting_for: Callable[[], str]) -> None:
-        """All calls done before the deadline; the first failure is raised at once, not after the slowest call."""
-        deadline = time.monotonic() + timeout_s
-        while calls:
-            done, calls = ray.wait(calls, num_returns=1, timeout=max(0.0, deadline - time.monotonic()))
-            if not done:
-                raise DeadlineExceeded(
-                    f"after {timeout_s:g} s the rollout still waits for {waiting_for()}. "
-                    "Raise rollout.timeout_s if the engine is merely slow; logs are in the run's folder."
-                )
-            raise_cause(done)
+        return (
+            f"{len(missing)} of {len(uids)} prompts are missing: {shown}. Raise rollout.timeout_s if the engine is "
+            "merely slow; its log is in the run's folder"
+        )
 
 
-def raise_cause(done: list[Any]) -> None:
+def wait_for(calls: list[Any], timeout_s: float, who: str, missing: Callable[[], str] = str) -> list[Any]:
+    """The results of Ray calls, in order, before the deadline; the first failure is raised at once.
+
+    `missing` says, when the deadline has passed, what is still waited for.
+    """
+    pending, deadline = list(calls), time.monotonic() + timeout_s
+    while pending:
+        done, pending = ray.wait(pending, num_returns=1, timeout=max(0.0, deadline - time.monotonic()))
+        if not done:
+            raise DeadlineExceeded(f"{who} did not finish within {timeout_s:g} s. {missing()}".rstrip())
+        raise_cause(done, who)
+    return ray.get(calls)
+
+
+def raise_cause(done: list[Any], who: str) -> None:
     """`ray.get`, with errors that tqppo explains coming out as themselves."""
     try:
         ray.get(done)
@@ -97,4 +99,4 @@ def raise_cause(done: list[Any]) -> None:
             raise error.cause from None
         raise
     except ray.exceptions.RayActorError as error:
-        raise EngineError(f"a rollout worker died: {error}") from None
+        raise EngineError(f"{who}: its process died. {error}") from None

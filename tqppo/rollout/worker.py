@@ -60,7 +60,7 @@ class Outcome:
     session: int
     trajectories: list[Trajectory]
     reward: float
-    text: str
+    answer: str
     extra: dict[str, float]
     drop_group: bool = False
 
@@ -127,7 +127,7 @@ class RolloutWorker:
                 f"the agent loop returned {len(trajectories)} trajectories for prompt {prompt.uid}, "
                 f"session {index}; rollout.max_trajectories is {self.spec.max_trajectories}"
             )
-        text = self.tokenizer.decode(trajectories[-1].response_tokens, skip_special_tokens=True)
+        text = str(self.tokenizer.decode(list(trajectories[-1].response_tokens), skip_special_tokens=True))
         reward = await self.scorer.score(
             prompt.source,
             text,
@@ -135,7 +135,8 @@ class RolloutWorker:
             prompt.extra,
             response_tokens=len(trajectories[-1].response_tokens),
         )
-        return Outcome(index, trajectories, reward.score, text, dict(reward.metrics), reward.drop_group)
+        answer = text if reward.prediction is None else reward.prediction
+        return Outcome(index, trajectories, reward.score, answer, dict(reward.metrics), reward.drop_group)
 
     async def load_weights(self, source: WeightSource) -> None:
         await self.engine.load_weights(source)
@@ -223,7 +224,8 @@ def group_rows(
             if baseline is not None and task.keep_tensors:
                 tags["baseline"] = baseline
             if not task.keep_tensors:
-                tags["answer"] = outcome.text[:ANSWER_CHARACTERS]
+                tags["answer"] = outcome.answer[:ANSWER_CHARACTERS]
+                tags["last"] = number == len(outcome.trajectories) - 1
             rows.append((f"{prompt.uid}_{outcome.session}_{number}", trajectory, tags))
     return rows
 

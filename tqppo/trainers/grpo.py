@@ -18,7 +18,7 @@ class GrpoTrainer:
         batch = s.old_policy.logprobs(batch)  # + old_logprobs
         batch = s.reference.logprobs(batch)  # + ref_logprobs
         batch = s.advantages.estimate(batch)  # + advantages
-        metrics = s.actor.update(batch, step=step, num_mini_batches=s.num_updates(batch, s.mini_batch_rows))
+        metrics = s.actor.update(batch, step)
         s.rollout.load_weights(s.actor.publish(step))
         s.queue.clear(batch)
         return metrics

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from tqppo.trainers.stages import Metrics, Stages
+from tqppo.trainers.stages import Learner, Metrics, Stages
 
 
 class PpoTrainer:
-    def __init__(self, stages: Stages) -> None:
+    def __init__(self, stages: Stages, critic: Learner, *, critic_only_steps: int) -> None:
         self.stages = stages
+        self.critic = critic
+        self.critic_only_steps = critic_only_steps
 
     def step(self, step: int) -> Metrics:
         """One training step. Beside each stage: the columns that it adds to the batch."""
@@ -17,11 +19,11 @@ class PpoTrainer:
         batch = s.padding.fill(batch, step)
         batch = s.old_policy.logprobs(batch)  # + old_logprobs
         batch = s.reference.logprobs(batch)  # + ref_logprobs
-        batch = s.critic.values(batch)  # + values
+        batch = self.critic.values(batch)  # + values
         batch = s.advantages.estimate(batch)  # + advantages, returns
-        metrics = s.critic.update(batch, step=step, num_mini_batches=s.num_updates(batch, s.critic_mini_batch_rows))
-        if step > s.critic_only_steps:
-            metrics |= s.actor.update(batch, step=step, num_mini_batches=s.num_updates(batch, s.mini_batch_rows))
+        metrics = self.critic.update(batch, step)
+        if step > self.critic_only_steps:
+            metrics |= s.actor.update(batch, step)
             s.rollout.load_weights(s.actor.publish(step))
         s.queue.clear(batch)
         return metrics

@@ -5,20 +5,21 @@ A batch is metadata; what a stage adds to its rows is in the queue.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any, Protocol
 
 from tqppo.algorithms.kl import Controller
 from tqppo.algorithms.padding import num_padding, padding_rows
-from tqppo.prompts import Prompt
-from tqppo.protocols import Sampling, WeightSource
+from tqppo.columns import column
+from tqppo.metrics import spread
+from tqppo.protocols import WeightSource
 from tqppo.queue.client import Queue
 from tqppo.queue.meta import BatchMeta
 from tqppo.queue.replay import Replay
-from tqppo.rollout.pool import RolloutPool
+from tqppo.rollout.pool import RolloutPool, wait_for
 from tqppo.rollout.worker import Assignment
 
 Metrics = dict[str, float]
@@ -52,22 +53,23 @@ class Rollout:
         self.clock = clock
         self.assignment = assignment
         self.num_prompts = num_prompts
+        self.num_tokens = 0
+        self.metrics: Metrics = {}
         self.check_weights: Callable[[WeightSource], None] = lambda source: None
 
     def generate(self, step: int) -> BatchMeta:
         """The whole groups of this step: tokens, response_mask, rollout_logprobs, reward."""
+        task = replace(self.assignment, step=step)
         with self.clock.time("gen"):
-            return self.replay.collect(self.num_prompts, lambda prompts: self.pool.generate(prompts, self._task(step)))
+            batch = self.replay.collect(self.num_prompts, lambda prompts: self.pool.generate(prompts, task))
+        self.num_tokens = sum(tags["seq_len"] for tags in batch.tags)
+        self.metrics = {**self.replay.counts, **tag_metrics(batch.tags)}
+        return batch
 
     def load_weights(self, source: WeightSource) -> None:
         with self.clock.time("update_weights"):
             self.pool.load_weights(source)
             self.check_weights(source)
-
-    def _task(self, step: int) -> Assignment:
-        from dataclasses import replace
-
-        return replace(self.assignment, step=step)
 
 
 class Padding:
@@ -90,9 +92,20 @@ class Padding:
         if not count:
             return batch
         with self.clock.time("pad"):
-            rows = padding_rows(count, self.queue.trailing(batch), step=step)
+            rows = padding_rows(count, self._sizes(batch), step=step)
             put = self.queue.put(rows.keys, rows.columns, partition=batch.partition, tags=rows.tags)
         return BatchMeta.join([batch, put])
+
+    def _sizes(self, batch: BatchMeta) -> dict[str, tuple[int, ...]]:
+        """Each column's sizes beyond the ragged one; only where the declaration leaves them open is a row looked at."""
+        sizes: dict[str, tuple[int, ...]] = {}
+        for name in batch.columns:
+            declared = column(name).trailing
+            known = tuple(size for size in declared if size is not None)
+            if len(known) < len(declared):
+                known = tuple(self.queue.get(batch.take([0]), [name])[name].values().shape[1:])
+            sizes[name] = known
+        return sizes
 
 
 class Scores(Protocol):
@@ -134,23 +147,39 @@ class Timed:
         return timed
 
 
+class Learner(Timed):
+    """A group that learns, and how its batch is cut: rows per optimizer step, 0 for all of them."""
+
+    def __init__(self, group: Any, clock: Clock, *, timed_as: str, mini_batch_rows: int, **stages: str) -> None:
+        super().__init__(group, clock, **stages)
+        self.timed_as = timed_as
+        self.mini_batch_rows = mini_batch_rows
+
+    def update(self, batch: BatchMeta, step: int) -> Metrics:
+        count = len(batch) // self.mini_batch_rows if self.mini_batch_rows else 1
+        with self.clock.time(self.timed_as):
+            return self.group.update(batch, step=step, num_mini_batches=count)
+
+
 class Advantages:
     """The estimator worker, and β of the KL in the reward, which the driver steers from step to step."""
 
-    def __init__(self, group: Any, clock: Clock, controller: Controller) -> None:
-        self.group = group
+    def __init__(self, worker: Any, clock: Clock, controller: Controller, *, timeout_s: float) -> None:
+        self.worker = worker
         self.clock = clock
         self.controller = controller
+        self.timeout_s = timeout_s
         self.metrics: Metrics = {}
 
     def estimate(self, batch: BatchMeta) -> BatchMeta:
         with self.clock.time("adv"):
-            batch, self.metrics = self.group.estimate(batch, kl_coef=self.controller.coef)
+            call = self.worker.estimate.remote(batch, self.controller.coef)
+            columns, self.metrics = wait_for([call], self.timeout_s, "the estimator")[0]
         if "actor/reward_kl_penalty" in self.metrics:
             self.metrics["actor/reward_kl_penalty_coeff"] = self.controller.coef
             rows = sum(not tags.get("is_padding") for tags in batch.tags)
             self.controller = self.controller.after(self.metrics["actor/reward_kl_penalty"], rows)
-        return batch
+        return batch.with_columns(*columns)
 
 
 @dataclass
@@ -161,23 +190,19 @@ class Stages:
     rollout: Rollout
     reward_model: Scores
     padding: Padding
-    actor: Any
+    actor: Learner
     old_policy: Logprobs
     reference: Logprobs
-    critic: Any
     advantages: Advantages
     clock: Clock
-    mini_batch_rows: int  # of the actor; 0: the whole batch
-    critic_mini_batch_rows: int = 0
-    critic_only_steps: int = 0
-
-    def num_updates(self, batch: BatchMeta, rows: int) -> int:
-        return len(batch) // rows if rows else 1
 
 
-def sample_val(pool: RolloutPool, prompts: Sequence[Prompt], sampling: Sampling, *, seed: int, samples: int) -> None:
-    """Sample answers of held-out prompts into the partition `val`; the last session of each prompt is greedy."""
-    task = Assignment(
-        seed=seed, step=0, group_size=samples, sampling=sampling, partition="val", greedy=True, keep_tensors=False
-    )
-    pool.generate(list(enumerate(prompts)), task)
+def tag_metrics(tags: Sequence[Mapping[str, Any]]) -> Metrics:
+    """Turns and the reward function's further numbers, over sessions (by their last row)."""
+    last = {(tag["uid"], tag["session"]): tag for tag in tags}
+    extras: dict[str, list[float]] = {}
+    for tag in last.values():
+        for name, value in tag.get("extra", {}).items():
+            extras.setdefault(name, []).append(value)
+    found = spread("training/num_turns", [float(tag["turns"]) for tag in last.values()])
+    return found | {f"reward/{name}/mean": sum(values) / len(values) for name, values in extras.items()}

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tqppo.algorithms import correction, kl
-from tqppo.algorithms.advantages import EstimateOptions, estimate
+from tqppo.algorithms.advantages import Estimate, EstimateOptions, estimate
 from tqppo.algorithms.aggregate import session_weights
 from tqppo.algorithms.data_metrics import data_metrics
 from tqppo.algorithms.groups import Rows
@@ -49,7 +49,7 @@ class Estimator:
         self.spec = spec
         self.queue = queue
 
-    def estimate(self, batch: BatchMeta, kl_coef: float) -> tuple[BatchMeta, Metrics]:
+    def estimate(self, batch: BatchMeta, kl_coef: float) -> tuple[list[str], Metrics]:
         """Adds advantages, and what the config asks for of returns, loss_mask, correction_weights, session_weight."""
         columns = self.queue.get(batch, self._wanted(batch))
         rows = describe_rows(batch.tags)
@@ -57,7 +57,9 @@ class Estimator:
         reward = columns["reward"]
         if "model_score" in columns:
             reward = reward + self.spec.model_score_weight * columns["model_score"]
-        mask, metrics, put = flat["response_mask"], {}, {}
+        mask = flat["response_mask"]
+        metrics: Metrics = {}
+        put: dict[str, Any] = {}
         if {"rollout_logprobs", "old_logprobs"} <= flat.keys():
             mask, more, weights = self._correct(flat, mask, rows)
             metrics |= more
@@ -76,9 +78,9 @@ class Estimator:
             counts = row_counts(mask, rows.lengths) > 0
             put["session_weight"] = session_weights(rows.session, counts).float()
         metrics |= result.metrics
-        metrics |= self._data_metrics(batch, reward, mask, rows, result, flat.get("values"))
+        metrics |= self._data_metrics(batch, reward, mask, rows, result, flat.get("values"), penalty)
         self.queue.put(list(batch.keys), put, partition=batch.partition)
-        return batch.with_columns(*put), metrics
+        return list(put), metrics
 
     def _wanted(self, batch: BatchMeta) -> list[str]:
         possible = ["response_mask", "reward", "model_score", "rollout_logprobs", "old_logprobs"]
@@ -105,7 +107,14 @@ class Estimator:
         return kept, metrics, put
 
     def _data_metrics(
-        self, batch: BatchMeta, reward: Tensor, mask: Tensor, rows: Rows, result: Any, values: Tensor | None
+        self,
+        batch: BatchMeta,
+        reward: Tensor,
+        mask: Tensor,
+        rows: Rows,
+        result: Estimate,
+        values: Tensor | None,
+        penalty: Tensor | None,
     ) -> Metrics:
         return data_metrics(
             reward=reward,
@@ -114,6 +123,7 @@ class Estimator:
             advantages=result.advantages,
             returns=result.returns,
             values=values,
+            penalty=penalty,
             prompt_lengths=torch.tensor([tags["prompt_len"] for tags in batch.tags]),
             max_prompt=self.spec.max_prompt_tokens,
             max_response=self.spec.max_response_tokens,
