@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import lcm
+from math import ceil, lcm
 
 from tqppo.config.checks import Context, check, nearest_numbers
 from tqppo.config.diagnostics import Diagnostic
+from tqppo.config.memory import size
+from tqppo.config.plan import storage_bytes
 from tqppo.config.roles import context_tokens, is_agent, learning_roles, model_shape, required_multiple, uses_reference
 from tqppo.config.sections import Config
 from tqppo.config.shapes import shape_of
@@ -157,6 +159,20 @@ def _forward_roles(config: Config) -> Iterator[str]:
         yield "reference"
     if config.reward_model.path:
         yield "reward_model"
+
+
+@check("mode", "data.*", "rollout.*", "storage.*", "algorithm.*", "distillation.*", "actor.*", "critic.*")
+def a_step_fits_the_storage(context: Context) -> Iterator[Diagnostic]:
+    """Columns at their longest; real rows are shorter, hence a warning."""
+    needed, budget = storage_bytes(context.config)[0], context.config.storage.budget_gb * 2**30
+    if needed > budget:
+        yield context.report(
+            "W212",
+            f"a step of full-length rows takes {size(needed)}, and the storage's budget is {size(budget)} per node",
+            ("storage.budget_gb", "data.batch_size", "rollout.group_size", "rollout.max_new_tokens"),
+            allowed=f"at least {size(needed)} to be safe",
+            fix=f"set storage.budget_gb = {ceil(needed / 2**30)}.0",
+        )
 
 
 @check("reward.*", "rollout.max_new_tokens")

@@ -210,6 +210,21 @@ def task_takes_its_arguments(context: Context) -> Iterator[Diagnostic]:
             yield context.report("E410", str(error), ("data.task_args", "data.train"), allowed=arguments)
 
 
+@check("reward.function")
+def reward_exists(context: Context) -> Iterator[Diagnostic]:
+    from tqppo.reward_functions import BUILT_IN as REWARDS
+
+    name = context.config.reward.function
+    if name and ":" not in name and name not in REWARDS:
+        yield context.report(
+            "E416",
+            f'there is no reward function called "{name}"',
+            ("reward.function",),
+            allowed=", ".join(REWARDS) + ', or your own as "module:function" or "file.py:function"',
+            fix=did_you_mean(name, REWARDS) or f'write "{name}:function" if {name} is a module of yours',
+        )
+
+
 @check("model.*", "rollout.backend")
 def tiny_heads_can_be_served(context: Context) -> Iterator[Diagnostic]:
     model, backend = context.config.model, context.config.rollout.backend

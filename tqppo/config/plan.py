@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tqppo import columns
@@ -132,6 +132,8 @@ def _roles(config: Config, shape: Shape | None) -> Iterator[Role]:
 
 
 def _training_role(config: Config, name: str, path: str, shape: Shape | None, how: Training) -> Role:
+    longest = rows_per_step(config) * config.rollout.max_trajectories * context_tokens(config) // how.ranks
+    how = replace(how, micro_batch_tokens=min(how.micro_batch_tokens, longest))
     parts = training_memory(shape, how) if shape else []
     return Role(name, how.ranks, _devices(config, how.ranks), path, parts)
 
@@ -145,9 +147,7 @@ def _devices(config: Config, processes: int) -> str:
 def _engine_role(config: Config, shape: Shape | None, dtype: str) -> Role:
     rollout = config.rollout
     if rollout.endpoints:
-        return Role(
-            "rollout", len(rollout.endpoints), "servers: " + ", ".join(rollout.endpoints), config.model.path, []
-        )
+        return Role("rollout", len(rollout.endpoints), "servers that run", config.model.path, [])
     rows = min(rollout.max_running, -(-rows_per_step(config) // rollout.replicas))
     tp, context = rollout.tensor_parallel, context_tokens(config)
     parts = engine_memory(shape, dtype=dtype, tensor_parallel=tp, rows=rows, context=context) if shape else []
@@ -184,9 +184,8 @@ def storage_bytes(config: Config) -> tuple[float, str]:
         length = {"sequence": sequence, "response": response}.get(column.kind.value, 1)
         width = config.distillation.top_k if column.trailing and config.distillation.loss.endswith("_topk") else 1
         per_row += _SIZES.get(column.dtype, 4) * length * width
-    rows = (rows_per_step(config) * config.rollout.max_trajectories) + -rows_per_step(config) % required_multiple(
-        config
-    )
+    sessions = rows_per_step(config)
+    rows = sessions * config.rollout.max_trajectories + -sessions % required_multiple(config)
     return rows * per_row, f"rows × Σ columns = {rows:,} × {per_row:,}"
 
 

@@ -46,7 +46,7 @@ def _stages(config: Config) -> Iterator[Stage]:
     yield Stage("rollout.generate", filters[1:], (*_ROLLOUT, *baseline, *teacher))
     if config.reward_model.path:
         yield Stage("reward_model.score", ("tokens",), ("model_score",))
-    if algorithm.old_logprobs == "recompute":
+    if algorithm.old_logprobs == "recompute" and (policy or config.distillation.update == "policy_gradient"):
         yield Stage("actor.logprobs", ("tokens", "response_mask"), ("old_logprobs", "entropy"))
     if uses_reference(config):
         yield Stage("reference.logprobs", ("tokens", "response_mask"), ("ref_logprobs",))
