@@ -87,7 +87,11 @@ class EmbeddedRollout:
         self._wake_up()
 
     async def generate(self, request: Request) -> Completion:
-        self._check(request)
+        try:
+            self._check(request)
+        except EngineError:
+            self.expect(-1)  # it came, if not for long: the others must not wait for it
+            raise
         waiting = Waiting(request, request.order, asyncio.get_running_loop().create_future())
         self._requests[request.request_id] = waiting
         self._admission.add(waiting)
