@@ -34,7 +34,7 @@ class Timing:
 
 
 def cpu_seconds() -> float:
-    """User and system time of this process and all its descendants that still run."""
+    """User and system time of this process and all its descendants, those that ended and were waited for included."""
     this = psutil.Process()
     total = 0.0
     for process in [this, *this.children(recursive=True)]:
@@ -42,7 +42,7 @@ def cpu_seconds() -> float:
             times = process.cpu_times()
         except psutil.NoSuchProcess:
             continue
-        total += times.user + times.system
+        total += times.user + times.system + times.children_user + times.children_system
     return total
 
 

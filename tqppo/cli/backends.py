@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
@@ -104,8 +105,9 @@ def _run_contract(kind: str, name: str, level: int) -> int:
 
     module = f"tqppo.contracts.{kind}"
     detail = {-1: "-qq", 0: "-q", 1: "-v", 2: "-vv"}[level]
-    command = [sys.executable, "-m", "pytest", "--pyargs", module, "-p", "tqppo.contracts.plugin"]
-    command += ["--backend", name, detail, "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "--pyargs", module, "-p", "tqppo.contracts.plugin", "--backend", name]
+    # Not the settings of whatever project we happen to be in.
+    command += [detail, "-c", os.devnull, "--rootdir", ".", "-p", "no:cacheprovider", "--import-mode=importlib"]
     code = subprocess.run(command, check=False).returncode
     if code > 1:
         raise BackendError(f"the contract tests of {kind} {name} could not run (pytest ended with {code})")
