@@ -164,7 +164,7 @@ class Segments:
         finally:
             os.close(handle)
         layout = _layout(data, block)
-        return None if layout is None else BlockView.whole(data, layout, writable=True)
+        return None if layout is None else BlockView(layout, whole=data, writable=True)
 
 
 def _private(handle: int, num_bytes: int) -> np.ndarray:

@@ -5,53 +5,124 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import ray
-
 from tqppo.errors import DataLost
 from tqppo.protocols import Locator, StorageSpec
-from tqppo.queue.block import Block, BlockView
+from tqppo.queue.block import Block, BlockView, Bytes, parse
+from tqppo.queue.calls import Remote
 
+from .nodes import NodeActors, this_node, who
 from .segments import Segments
+
+Request = tuple[str, str, int]  # file, block, bytes
+Pieces = tuple[bytes, dict[int, Bytes]]  # header, start → bytes
 
 
 class SimpleStorage:
     def __init__(self, spec: StorageSpec) -> None:
         self.spec = spec
         self._segments: Segments | None = None
+        self._servers = NodeActors(spec)
         self._node = ""
 
     async def start(self, node: str) -> None:
-        self._segments = Segments.create(self._folder(node), self.spec.budget_bytes, self.spec.dir)
+        """Own this node's files. Once a second node joins, every node gets a server."""
+        if node == self.node:
+            self._segments = Segments.create(folder_name(self.spec, node), self.spec.budget_bytes, self.spec.dir)
+            return
+        for each in (self.node, node):
+            if each not in self._servers:
+                await self._servers.start(each, Server, self.spec, each)
 
     async def write(self, block: Block) -> Locator:
         name = self._here().write(block)
         return Locator(self.node, block.layout.block, block.num_bytes, name)
 
-    async def read(self, locators: Sequence[Locator], columns: Sequence[str]) -> list[BlockView | None]:
-        here = self._here()
-        return [here.read(found.place, found.block, found.num_bytes) for found in locators]
+    async def read(self, locators: Sequence[Locator], columns: Sequence[str] | None) -> list[BlockView | None]:
+        found: list[BlockView | None] = [None] * len(locators)
+        elsewhere: dict[str, list[int]] = {}
+        for i, locator in enumerate(locators):
+            if locator.node == self.node:
+                found[i] = self._here().read(*_request(locator))
+            else:
+                elsewhere.setdefault(locator.node, []).append(i)
+        replies = {
+            node: self._served(node, [_request(locators[i]) for i in places], columns)
+            for node, places in elsewhere.items()
+        }
+        for node, places in elsewhere.items():
+            for i, sent in zip(places, await replies[node], strict=True):
+                found[i] = None if sent is None else BlockView(parse(sent[0]), pieces=sent[1], writable=False)
+        return found
+
+    def _served(self, node: str, requests: list[Request], columns: Sequence[str] | None) -> Remote:
+        return Remote(self._servers.of(node).read.remote(requests, columns), who(node), self.spec.timeout_s)
 
     def free(self, locators: Sequence[Locator]) -> None:
+        elsewhere: dict[str, list[str]] = {}
         for locator in locators:
-            self._here().free(locator.place)
+            if locator.node == self.node:
+                self._here().free(locator.place)
+            else:
+                elsewhere.setdefault(locator.node, []).append(locator.place)
+        for node, names in elsewhere.items():
+            self._servers.of(node).free.remote(names)
 
-    def close(self) -> None:
+    async def close(self) -> None:
+        await self._servers.close()
         if self._segments is not None:
             self._segments.remove()
 
     @property
     def node(self) -> str:
         if not self._node:
-            self._node = ray.get_runtime_context().get_node_id() if self.spec.distributed else "local"
+            self._node = this_node() if self.spec.distributed else "local"
         return self._node
 
-    def _folder(self, node: str) -> str:
-        return f"tqppo-{self.spec.run}-{node[:12]}"
-
     def _here(self) -> Segments:
-        """This node's files; its owner has made them before anybody writes."""
+        """This node's files; their owner has made them before anybody writes."""
         if self._segments is None:
-            self._segments = Segments.find(self._folder(self.node), self.spec.budget_bytes, self.spec.dir)
-        if self._segments is None:
-            raise DataLost(f"the queue's files on node {self.node} are gone: {self._folder(self.node)}")
+            self._segments = find(self.spec, self.node)
         return self._segments
+
+
+class Server:
+    """The actor of a node: owns the node's files if nobody does yet, and sends blocks to readers on other nodes."""
+
+    def __init__(self, spec: StorageSpec, node: str) -> None:
+        name = folder_name(spec, node)
+        owned = Segments.find(name, spec.budget_bytes, spec.dir)
+        self._segments = owned or Segments.create(name, spec.budget_bytes, spec.dir)
+
+    def ready(self) -> bool:
+        return True
+
+    def read(self, requests: Sequence[Request], columns: Sequence[str] | None) -> list[Pieces | None]:
+        found = [self._segments.read(*request) for request in requests]
+        return [None if view is None else _pieces(view, columns) for view in found]
+
+    def free(self, names: Sequence[str]) -> None:
+        for name in names:
+            self._segments.free(name)
+
+    def close(self) -> None:
+        self._segments.remove()
+
+
+def _pieces(view: BlockView, columns: Sequence[str] | None) -> Pieces:
+    layout = view.layout
+    return layout.header, {start: view.piece(start, size) for start, size in layout.pieces(columns)}
+
+
+def folder_name(spec: StorageSpec, node: str) -> str:
+    return f"tqppo-{spec.run}-{node[:12]}"
+
+
+def find(spec: StorageSpec, node: str) -> Segments:
+    found = Segments.find(folder_name(spec, node), spec.budget_bytes, spec.dir)
+    if found is None:
+        raise DataLost(f"the queue's files on node {node} are gone: {folder_name(spec, node)}")
+    return found
+
+
+def _request(locator: Locator) -> Request:
+    return locator.place, locator.block, locator.num_bytes

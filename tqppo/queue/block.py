@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import struct
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,10 +40,10 @@ class Field:
     start: int = 0  # of the values, from the start of the block
     offsets: int = -1  # of the row offsets; -1: dense
 
-    @property
-    def place(self) -> tuple[int, int]:
-        """First and last + 1 byte of the column, offsets included."""
-        return (self.start if self.offsets < 0 else self.offsets), self.start + self.num_bytes
+    def pieces(self, num_rows: int) -> list[tuple[int, int]]:
+        """(start, bytes) of the offsets and of the values, as far as there are any."""
+        offsets = [] if self.offsets < 0 else [(self.offsets, 8 * (num_rows + 1))]
+        return offsets + ([(self.start, self.num_bytes)] if self.num_bytes else [])
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +56,16 @@ class Layout:
     fields: Mapping[str, Field]
     header: bytes = field(repr=False)
 
+    def pieces(self, columns: Iterable[str] | None = None) -> list[tuple[int, int]]:
+        """(start, bytes) of everything in some columns (None: all), in ascending order."""
+        wanted = self.fields if columns is None else [name for name in self.fields if name in set(columns)]
+        return [piece for name in wanted for piece in self.fields[name].pieces(self.num_rows)]
+
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """What `Storage.write` is given: the layout, and (position, bytes) in ascending order; gaps are padding."""
+    """What `Storage.write` is given: the layout, and (start, bytes) of the header and every piece of the layout, in
+    ascending order. What lies between them is padding."""
 
     layout: Layout
     pieces: Sequence[tuple[int, Bytes]]
@@ -68,8 +74,15 @@ class Block:
     def num_bytes(self) -> int:
         return self.layout.num_bytes
 
+    @staticmethod
+    def of(data: Bytes) -> Block:
+        """A block that is one array already, such as a file's contents."""
+        layout = parse(data)
+        header = len(layout.header)
+        return Block(layout, [(start, data[start : start + size]) for start, size in [(0, header), *layout.pieces()]])
+
     def flat(self) -> Bytes:
-        """The block as one array, for storages that want a single object."""
+        """One array, for storages that want a single object."""
         out = np.zeros(self.num_bytes, np.uint8)
         for start, piece in self.pieces:
             out[start : start + piece.nbytes] = piece
@@ -135,27 +148,27 @@ def aligned(position: int) -> int:
 
 
 class BlockView:
-    """A block that a storage opened for reading: its layout, and the bytes of the columns asked for.
+    """A block that a storage opened for reading: its layout, and either all its bytes or some pieces by their start.
 
-    `parts` maps a column to (bytes, position of their first byte in the block). `writable` says that the memory
-    is private or copy-on-write, so that tensors over it may be handed to callers as they are.
+    `writable` says that the memory is private or copy-on-write, so that callers may have tensors over it as it is.
     """
 
-    __slots__ = ("layout", "parts", "writable")
+    __slots__ = ("_pieces", "_whole", "layout", "writable")
 
-    def __init__(self, layout: Layout, parts: Mapping[str, tuple[Bytes, int]], *, writable: bool) -> None:
-        self.layout, self.parts, self.writable = layout, parts, writable
+    def __init__(
+        self, layout: Layout, *, whole: Bytes | None = None, pieces: Mapping[int, Bytes] | None = None, writable: bool
+    ) -> None:
+        self.layout, self.writable = layout, writable
+        self._whole, self._pieces = whole, pieces or {}
 
-    @staticmethod
-    def whole(block: Bytes, layout: Layout | None = None, *, writable: bool) -> BlockView:
-        layout = layout or parse(block)
-        return BlockView(layout, dict.fromkeys(layout.fields, (block, 0)), writable=writable)
+    def piece(self, start: int, num_bytes: int) -> Bytes:
+        if self._whole is not None:
+            return self._whole[start : start + num_bytes]
+        return self._pieces[start] if num_bytes else np.empty(0, np.uint8)
 
     def values(self, name: str) -> Bytes:
-        where, (part, first) = self.layout.fields[name], self.parts[name]
-        return part[where.start - first : where.start - first + where.num_bytes]
+        where = self.layout.fields[name]
+        return self.piece(where.start, where.num_bytes)
 
     def offsets(self, name: str) -> np.ndarray:
-        where, (part, first) = self.layout.fields[name], self.parts[name]
-        start = where.offsets - first
-        return part[start : start + 8 * (self.layout.num_rows + 1)].view(np.int64)
+        return self.piece(self.layout.fields[name].offsets, 8 * (self.layout.num_rows + 1)).view(np.int64)

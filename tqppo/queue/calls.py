@@ -112,7 +112,7 @@ class Silence(DeadlineExceeded):
 
 
 class Remote(Reply):
-    """A Ray object on its way. The death of who makes it is `DataLost`; no answer by the deadline is `Silence`."""
+    """A Ray object (or a list of them) on its way. If its maker dies that is `DataLost`, no answer in time `Silence`."""
 
     def __init__(self, ref: Any, who: str, timeout_s: float) -> None:
         self.ref, self.who, self.timeout_s = ref, who, timeout_s
@@ -130,7 +130,7 @@ class Remote(Reply):
             raise self._explained(error) from error
 
     async def _value(self) -> Any:
-        return await self.ref
+        return await (asyncio.gather(*self.ref) if isinstance(self.ref, list) else self.ref)
 
     def _explained(self, error: BaseException) -> BaseException:
         cause = getattr(error, "cause", None)

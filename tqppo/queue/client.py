@@ -255,4 +255,4 @@ def this_place(spec: StorageSpec) -> str:
 def _end(link: Link, store: Storage | None) -> None:
     link.close()
     if store is not None:
-        store.close()
+        run(store.close())

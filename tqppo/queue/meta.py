@@ -76,7 +76,7 @@ class BatchMeta:
 
     @staticmethod
     def join(parts: Sequence[BatchMeta]) -> BatchMeta:
-        """All rows in one batch. Other partitions, other columns, a key in two parts: errors. Empty parts don't count."""
+        """All rows in one batch; other partitions or columns, or a key in two parts, are errors."""
         full = [part for part in parts if len(part)] or list(parts[:1])
         if not full:
             raise QueueError("there is nothing to join: no batch was given")

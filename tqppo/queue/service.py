@@ -42,8 +42,8 @@ class Service:
                 self.storage.free([arg for arg in args if isinstance(arg, Locator)])
             raise
 
-    def close(self) -> None:
-        self.storage.close()
+    async def close(self) -> None:
+        await self.storage.close()
 
 
 class IndexActor:
@@ -61,7 +61,7 @@ class IndexActor:
         return await self._service.call(method, args, timeout_s)
 
     async def close(self) -> None:
-        self._service.close()
+        await self._service.close()
 
 
 class Link(Protocol):
@@ -86,7 +86,7 @@ class LocalLink:
         return self._service.join(node)
 
     def close(self) -> None:
-        self._service.close()
+        run(self._service.close())
 
     def __reduce__(self) -> Any:
         raise QueueError("a local queue lives in one process; make it with local=False to share it")

@@ -17,7 +17,7 @@ import numpy as np
 
 from tqppo.errors import CheckpointError, DataLost
 from tqppo.protocols import Locator, Storage
-from tqppo.queue.block import Block, BlockView, parse
+from tqppo.queue.block import Block, BlockView
 
 INDEX = "queue.json"
 FORMAT = 1
@@ -47,7 +47,7 @@ async def _save_blocks(
     """One file per block, with its length and checksum. None: a block was gone before it could be read."""
     files = {}
     for number, locator in blocks.items():
-        (view,) = await storage.read([locator], ())
+        (view,) = await storage.read([locator], None)
         if view is None:
             return None
         name = f"block_{number:06d}.tqb"
@@ -61,14 +61,12 @@ async def _save_blocks(
 
 
 def _pieces(view: BlockView) -> list[memoryview]:
-    """The block's bytes in order, whatever parts the storage gave them in."""
+    """The block's bytes in order, padding included."""
     pieces, position = [memoryview(view.layout.header)], len(view.layout.header)
-    for field in view.layout.fields.values():
-        start, stop = field.place
-        part, first = view.parts[field.name]
+    for start, size in view.layout.pieces():
         pieces.append(memoryview(bytes(start - position)))
-        pieces.append(np.ascontiguousarray(part[start - first : stop - first]).data)
-        position = stop
+        pieces.append(np.ascontiguousarray(view.piece(start, size)).data)
+        position = start + size
     pieces.append(memoryview(bytes(view.layout.num_bytes - position)))
     return pieces
 
@@ -125,4 +123,4 @@ def _read_block(path: Path, entry: Mapping[str, Any]) -> Block:
         raise CheckpointError(f"{path} is missing from the snapshot") from None
     if data.nbytes != entry["bytes"] or zlib.crc32(data.data) != entry["crc32"]:
         raise CheckpointError(f"{path} is damaged: its length or checksum is not what {INDEX} says")
-    return Block(parse(data), [(0, data)])
+    return Block.of(data)

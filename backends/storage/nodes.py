@@ -1,0 +1,64 @@
+"""One Ray actor per node, found by name: started from the index's process, which outlives every producer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from tqppo.errors import DataLost
+from tqppo.protocols import StorageSpec
+from tqppo.queue.calls import GRACE_S, Remote
+
+
+class NodeActors:
+    """The storage actors of a run, by node. Who did not start them looks them up."""
+
+    def __init__(self, spec: StorageSpec) -> None:
+        self.spec = spec
+        self._started: dict[str, Any] = {}
+        self._found: dict[str, Any] = {}
+
+    async def start(self, node: str, actor_class: type, *args: Any) -> None:
+        """Start the node's actor and wait until it is ready; it takes no CPU from the plan."""
+        options = {
+            "name": self._name(node),
+            "num_cpus": 0,
+            "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False),
+        }
+        actor: Any = ray.remote(actor_class).options(**options).remote(*args)
+        await Remote(actor.ready.remote(), who(node), self.spec.timeout_s)
+        self._started[node] = self._found[node] = actor
+
+    def __contains__(self, node: str) -> bool:
+        return node in self._started
+
+    def of(self, node: str) -> Any:
+        if node not in self._found:
+            try:
+                self._found[node] = ray.get_actor(self._name(node))
+            except ValueError as error:
+                raise DataLost(f"{who(node)} is gone") from error
+        return self._found[node]
+
+    async def close(self) -> None:
+        """End the actors that were started here; one that is dead already leaves nothing to do."""
+        for node, actor in self._started.items():
+            try:
+                await Remote(actor.close.remote(), who(node), GRACE_S)
+            except DataLost:
+                continue
+            ray.kill(actor)
+        self._started = {}
+
+    def _name(self, node: str) -> str:
+        return f"tqppo-{self.spec.run}-storage-{node[:16]}"
+
+
+def who(node: str) -> str:
+    return f"the storage of node {node}"
+
+
+def this_node() -> str:
+    return ray.get_runtime_context().get_node_id()
