@@ -30,8 +30,8 @@ class Commands(TyperGroup):
         try:
             return super().main(*args, **kwargs)
         except TqppoError as error:
-            known = getattr(error, "cause", error)  # Ray wraps what a worker raised, with its traceback
-            typer.echo(f"error: {known}", err=True)
+            told = str(getattr(error, "cause", error))  # Ray wraps what a worker raised, with its traceback
+            typer.echo(told if told.startswith("error[") else f"error: {told}", err=True)
             sys.exit(error.exit_code)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
