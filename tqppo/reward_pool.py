@@ -137,6 +137,7 @@ class Pool:
         self._workers: list[Worker] = []
         self._slots: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._lock = threading.Lock()
+        self._one_alone = threading.Lock()
         self._closed = False
         try:
             for _ in range(num_workers):
@@ -178,7 +179,10 @@ class Pool:
         return [worker._process.pid for worker in self._workers]
 
     def _start(self) -> Worker:
-        return self._starter.submit(Worker, self._spec).result()
+        try:
+            return self._starter.submit(Worker, self._spec).result()
+        except RuntimeError:  # the starter is shut down
+            raise SampleFailed("the scorer is closed") from None
 
     def _worker(self, place: int) -> Worker:
         """The process of a slot, a new one if the last was killed."""
@@ -195,13 +199,14 @@ class Pool:
 
         Only so is it known which of them was to blame.
         """
-        worker = self._start()
-        try:
-            return _value(worker.submit(sample).result(self._spec.timeout_s), self._spec.timeout_s)
-        except (FutureTimeout, WorkerDied) as error:
-            raise SampleFailed(_reason(error, self._spec.timeout_s)) from None
-        finally:
-            worker.kill()
+        with self._one_alone:
+            worker = self._start()
+            try:
+                return _value(worker.submit(sample).result(self._spec.timeout_s), self._spec.timeout_s)
+            except (FutureTimeout, WorkerDied) as error:
+                raise SampleFailed(_reason(error, self._spec.timeout_s)) from None
+            finally:
+                worker.kill()
 
 
 def _value(answer: Mapping[str, Any], timeout_s: float) -> Any:

@@ -10,7 +10,8 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
+from transformers.utils import logging
 
 from tqppo.workers.tiny import byte_tokenizer, write_tiny_model
 
@@ -49,14 +51,29 @@ def prepare(
     work = folder.with_name(f".{folder.name}.{os.getpid()}")
     shutil.rmtree(work, ignore_errors=True)
     try:
-        write_tiny_model(work, seed=seed, **model)
-        losses = _train(work, demonstrations, steps=steps, batch_size=batch_size, lr=lr, seed=seed) if steps else []
+        with _quiet_on_one_thread():
+            write_tiny_model(work, seed=seed, **model)
+            losses = _train(work, demonstrations, steps=steps, batch_size=batch_size, lr=lr, seed=seed) if steps else []
         (work / DONE).write_text(json.dumps({"made_from": made_from, "losses": losses}))
         shutil.rmtree(folder, ignore_errors=True)
         work.rename(folder)
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return folder
+
+
+@contextmanager
+def _quiet_on_one_thread() -> Iterator[None]:
+    """No progress bars for files of half a megabyte; one thread, because sums differ in their last bits with more."""
+    threads, bars = torch.get_num_threads(), logging.is_progress_bar_enabled()
+    torch.set_num_threads(1)
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        if bars:
+            logging.enable_progress_bar()
 
 
 def _is_done(folder: Path, made_from: Mapping[str, Any]) -> bool:
