@@ -73,6 +73,7 @@ class Tally:
     num_trained: int = 0
     num_skipped: int = 0
     num_all_padding: int = 0
+    num_without_signal: int = 0
 
     def add(self, loss: Loss, tokens: float) -> None:
         names = [*loss.parts, *loss.sums]
@@ -134,6 +135,9 @@ class Learner(Worker):
         if tokens == 0:
             tally.num_all_padding += 1
             return
+        if trained == 0:  # every advantage is 0: AdamW would still move, along gradients of steps long past
+            tally.num_without_signal += 1
+            return
         whole_batch = Normalisers(tokens, sequences, sessions)
         for cut in followed_by_none(cuts, max(int(numbers[-1]) for numbers in everyone)):
             if cut is None:
@@ -155,6 +159,7 @@ class Learner(Worker):
             f"{self.prefix}/lr": lr,
             f"{self.prefix}/updates": float(tally.num_trained - tally.num_skipped),
             f"{self.prefix}/skipped_updates": float(tally.num_skipped),
+            f"{self.prefix}/updates_without_signal": float(tally.num_without_signal),
         }
         if tally.num_all_padding:
             metrics["padding/all_padding"] = float(tally.num_all_padding)
