@@ -67,6 +67,7 @@ class Sessions:
 
 def sessions_of(reward: Tensor, rows: Rows, num_tokens: Tensor | None = None) -> Sessions:
     """`reward` [B] is read on final rows, `num_tokens` [B] (1 if left out) summed over the rows of the session."""
+    assert reward.is_floating_point(), f"rewards are {reward.dtype}, advantages would be rounded"
     real = ~rows.is_padding
     ids, of_real = torch.unique(rows.session[real], return_inverse=True)
     of_row = torch.zeros_like(rows.session)

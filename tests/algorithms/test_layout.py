@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tqppo.algorithms import layout
+
+
+def test_blanking_removes_value_and_gradient_whatever_stood_there():
+    values = torch.tensor([1.0, torch.nan, -torch.inf, -2.0], requires_grad=True)
+    mask = torch.tensor([True, False, False, True])
+    found = layout.blank(mask, values)
+    (found * torch.tensor([3.0, torch.nan, torch.inf, 5.0])).nan_to_num().sum().backward()
+    assert found.tolist() == [1.0, 0.0, 0.0, -2.0]
+    assert values.grad.tolist() == [3.0, 0.0, 0.0, 5.0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_blanking_knows_every_float(dtype):
+    found = layout.blank(torch.tensor([True, False]), torch.tensor([1.5, 2.5], dtype=dtype))
+    assert found.dtype == dtype
+    assert found.tolist() == [1.5, 0.0]
+
+
+def test_rows_without_tokens_sum_to_0():
+    lengths = torch.tensor([0, 2, 0, 1])
+    assert layout.row_sum(torch.tensor([1.0, 2.0, 4.0]), lengths).tolist() == [0.0, 3.0, 0.0, 4.0]
+    assert layout.row_sum(torch.zeros(0), torch.tensor([0, 0])).tolist() == [0.0, 0.0]
+
+
+def test_the_response_slice_takes_the_outputs_that_score_response_tokens():
+    """Rows of 2 + 2 and 1 + 3 tokens; the output at t scores token t + 1."""
+    found = layout.response_slice(torch.arange(8), torch.tensor([4, 4]), torch.tensor([2, 3]))
+    assert found.tolist() == [1, 2, 4, 5, 6]
+
+
+def test_the_response_slice_keeps_trailing_dimensions_and_empty_responses():
+    found = layout.response_slice(torch.arange(12).view(6, 2), torch.tensor([3, 3]), torch.tensor([0, 2]))
+    assert found.tolist() == [[6, 7], [8, 9]]
+
+
+@pytest.mark.parametrize("lengths", [[3, 3, 3], [1], [5, 2], [0, 2]])
+def test_ragged_columns_are_jagged_whatever_their_lengths(lengths):
+    values, lengths = torch.arange(sum(lengths)), torch.tensor(lengths)
+    nested = layout.to_nested(values, lengths)
+    assert nested.layout == torch.jagged
+    back, back_lengths = layout.from_nested(nested)
+    assert back.tolist() == values.tolist()
+    assert back_lengths.tolist() == lengths.tolist()
+
+
+def test_whitening_one_token_leaves_it_alone_and_none_is_fine():
+    assert layout.whiten(torch.tensor([3.0, 9.0]), torch.tensor([True, False])).tolist() == [3.0, 0.0]
+    assert layout.whiten(torch.tensor([3.0]), torch.tensor([False])).tolist() == [0.0]
+    assert layout.masked_mean(torch.tensor([torch.nan]), torch.tensor([False])) == 0
