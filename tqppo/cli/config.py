@@ -79,7 +79,7 @@ def _probe(compilation: Compilation) -> list[Diagnostic]:
     from tqppo.config.probe import probe
 
     assert compilation.config is not None, "only what compiles is probed"
-    return probe(compilation.config)
+    return probe(compilation)
 
 
 def _as_text(compilation: Compilation, found: list[Diagnostic], explain: bool, level: int) -> None:
