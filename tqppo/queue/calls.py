@@ -112,7 +112,7 @@ class Silence(DeadlineExceeded):
 
 
 class Remote(Reply):
-    """A Ray object (or a list of them) on its way. If its maker dies that is `DataLost`, no answer in time `Silence`."""
+    """A Ray object (or a list of them) on its way. Its maker's death is `DataLost`, no answer in time `Silence`."""
 
     def __init__(self, ref: Any, who: str, timeout_s: float) -> None:
         self.ref, self.who, self.timeout_s = ref, who, timeout_s

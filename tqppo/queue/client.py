@@ -41,6 +41,7 @@ class Queue:
         self._store: Storage | None = None
         self._arena = Arena(keep_bytes=min(spec.budget_bytes, 1 << 30))
         self._end: weakref.finalize | None = None
+        self._closed = False
         self._spare = 0  # bytes left on this node, when the index was last heard
 
     @classmethod
@@ -109,6 +110,7 @@ class Queue:
         """End the queue, if this is the handle that made it; otherwise only let go of it."""
         if self._end is not None:
             self._end()
+            self._closed = True
         self._store = None
 
     # -- asynchronous ----------------------------------------------------------------------------------------------
@@ -177,6 +179,8 @@ class Queue:
 
     async def _storage(self) -> Storage:
         """The storage, connected once per process."""
+        if self._closed:
+            raise QueueError("the queue is closed")
         if self._store is None:
             store: Storage = plugins.load("storage", self.storage)(self.spec)
             await self._link.join(this_place(self.spec), timeout_s=self.spec.timeout_s)
@@ -184,6 +188,8 @@ class Queue:
         return self._store
 
     async def _ask(self, method: str, *args: Any, timeout_s: float | None = None) -> Any:
+        if self._closed:
+            raise QueueError("the queue is closed")
         return await self._link.call(method, *args, timeout_s=self.spec.timeout_s if timeout_s is None else timeout_s)
 
     async def _open(

@@ -1,0 +1,17 @@
+"""The storage contract on our storages."""
+
+from __future__ import annotations
+
+import pytest
+
+from tqppo.contracts.storage import *  # noqa: F403
+
+
+@pytest.fixture(scope="module", params=["simple", "ray"])
+def backend_name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def cluster(local_ray: None) -> None:
+    """The test run's own Ray."""
