@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
 TOKEN_VARIABLE = "TQPPO_ROLLOUT_TOKEN"  # bearer token of servers that already run
 CONTROL_TIMEOUT_S = 120.0  # of one step of a weight update
+MAX_CONNECTIONS = 512  # file descriptors are finite; more requests wait their turn
 NUM_PORTS = 3  # tries, when somebody takes the port before the server does
 
 
@@ -305,7 +306,7 @@ class ServerEngine:
         return self._connect(f"http://{_reachable(self.spec.host)}:{port}", process, self.token)
 
     def _connect(self, url: str, process: ServerProcess | None, token: str) -> Server:
-        connections = self.spec.max_running + 16
+        connections = min(self.spec.max_running, MAX_CONNECTIONS) + 16
         return Server(self.spec.name, url, process=process, token=token, num_connections=connections)
 
     async def _healthy(self, server: Server) -> None:

@@ -74,6 +74,7 @@ class VLLMRollout(ServerEngine):
             "OMP_NUM_THREADS": threads,
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "TORCHDYNAMO_DISABLE": "1",  # compiling the sampler delays the first answer by many seconds
             "HF_HUB_OFFLINE": "1",
         }
 
