@@ -16,7 +16,7 @@ else:
     import tomli as tomllib
 
 BARE = st.text("abcdefgxyz0123456789_-", min_size=1, max_size=6)
-TEXT = st.text(st.characters(blacklist_categories=["Cs", "Cc"]), max_size=8)
+TEXT = st.text("aZ 9é漢🙂ñ#=[]{}.,'\"\\", max_size=8)
 
 
 def quoted(text: str) -> str:
@@ -87,7 +87,7 @@ def spelled(document: Document, path: tuple[Any, ...]) -> str:
     return document.text[start : start + span.width]
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
 @given(documents())
 def test_spans_and_values_agree_on_any_document(text: str) -> None:
     try:

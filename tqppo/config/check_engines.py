@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 
 from tqppo import plugins, tasks
 from tqppo.config.capabilities import BUILT_IN, capabilities_of
@@ -19,6 +20,7 @@ SERVED_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 DATA_FILES = (".jsonl", ".ndjson", ".parquet")
 
 
+@cache
 def installed(kind: str) -> list[str]:
     """Names of back ends: registered ones, and ours (which an uninstalled checkout does not register)."""
     return list(dict.fromkeys([*plugins.names(kind), *(BUILT_IN if kind == "rollout" else STORAGES)]))
@@ -37,12 +39,12 @@ def unknown_backend(context: Context, key: str, kind: str) -> Iterator[Diagnosti
         )
 
 
-@check("rollout.backend")
+@check("rollout.backend", names=True)
 def engine_exists(context: Context) -> Iterator[Diagnostic]:
     yield from unknown_backend(context, "rollout.backend", "rollout")
 
 
-@check("storage.backend")
+@check("storage.backend", names=True)
 def storage_exists(context: Context) -> Iterator[Diagnostic]:
     yield from unknown_backend(context, "storage.backend", "storage")
 
@@ -154,7 +156,7 @@ def gpu_needs(config: Config) -> Iterator[tuple[str, int]]:
         yield "rollout.replicas", config.rollout.replicas * config.rollout.tensor_parallel
 
 
-@check("rollout.agent")
+@check("rollout.agent", names=True)
 def agent_exists(context: Context) -> Iterator[Diagnostic]:
     name = context.config.rollout.agent
     if name not in AGENTS and ":" not in name:
@@ -167,7 +169,7 @@ def agent_exists(context: Context) -> Iterator[Diagnostic]:
         )
 
 
-@check("data.train", "validation.data")
+@check("data.train", "validation.data", names=True)
 def data_is_named_rightly(context: Context) -> Iterator[Diagnostic]:
     for key in ("data.train", "validation.data"):
         value = context.value(key)
@@ -210,7 +212,7 @@ def task_takes_its_arguments(context: Context) -> Iterator[Diagnostic]:
             yield context.report("E410", str(error), ("data.task_args", "data.train"), allowed=arguments)
 
 
-@check("reward.function")
+@check("reward.function", names=True)
 def reward_exists(context: Context) -> Iterator[Diagnostic]:
     from tqppo.reward_functions import BUILT_IN as REWARDS
 

@@ -111,15 +111,19 @@ def _straddles(context: Context, name: str, replica: int, start: int) -> Diagnos
     )
 
 
+@check("mode", "teachers.*", names=True)
+def teacher_engines_exist(context: Context) -> Iterator[Diagnostic]:
+    for name in context.config.teachers if context.config.mode == "distill" else ():
+        yield from unknown_backend(context, f"teachers.{name}.backend", "rollout")
+
+
 @check("mode", "teachers.*", "distillation.*")
 def teachers_can_score(context: Context) -> Iterator[Diagnostic]:
     config = context.config
     for name, teacher in config.teachers.items() if config.mode == "distill" else ():
         key = f"teachers.{name}.backend"
-        unknown = list(unknown_backend(context, key, "rollout"))
-        yield from unknown
         able = capabilities_of(teacher.backend)
-        if unknown or able is None:
+        if able is None:
             continue
         if not able.score_top_k:
             scorers = [each for each, can in BUILT_IN.items() if can.score_top_k]

@@ -78,14 +78,15 @@ class Context:
 
 
 Check = Callable[[Context], Iterator[Diagnostic]]
-_CHECKS: list[tuple[tuple[str, ...], Check]] = []
+_CHECKS: list[tuple[bool, tuple[str, ...], Check]] = []
 
 
-def check(*reads: str) -> Callable[[Check], Check]:
-    """Registers a check. `section.*` stands for all keys of a section."""
+def check(*reads: str, names: bool = False) -> Callable[[Check], Check]:
+    """Registers a check. `section.*` stands for all keys of a section. Checks of `names` (is there such a back end,
+    such a task) come first; a key with a wrong name is in doubt for the others."""
 
     def register(function: Check) -> Check:
-        _CHECKS.append((reads, function))
+        _CHECKS.append((names, reads, function))
         return function
 
     return register
@@ -94,8 +95,15 @@ def check(*reads: str) -> Callable[[Check], Check]:
 def run_checks(config: Config, origins: Origins, doubtful: frozenset[str]) -> list[Diagnostic]:
     from tqppo.config import check_algorithm, check_batch, check_effect, check_engines, check_teachers  # noqa: F401
 
-    context = Context(config, origins, doubtful)
-    return [each for reads, function in _CHECKS if not _any_doubt(context, reads) for each in function(context)]
+    found = list(_run(Context(config, origins, doubtful), names=True))
+    doubtful |= {each.key for each in found}
+    return [*found, *_run(Context(config, origins, doubtful), names=False)]
+
+
+def _run(context: Context, *, names: bool) -> Iterator[Diagnostic]:
+    for is_name, reads, function in _CHECKS:
+        if is_name == names and not _any_doubt(context, reads):
+            yield from function(context)
 
 
 def _any_doubt(context: Context, reads: tuple[str, ...]) -> bool:

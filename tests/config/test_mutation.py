@@ -1,0 +1,90 @@
+"""Every shipped preset, every leaf key: one mistake gives exactly one error, on that key's line."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tqppo.config.capabilities import BUILT_IN
+from tqppo.config.compile import compile_config
+from tqppo.config.diagnostics import Diagnostic, render_text
+from tqppo.config.schema import slot_of
+from tqppo.config.spans import Document, parse
+
+FOLDER = Path(__file__).parents[2] / "presets"
+PRESETS = sorted(FOLDER.glob("*.toml"))
+NAMED = {"rollout.backend", "storage.backend", "rollout.agent", "data.train", "reward.function"}
+
+
+def leaf_keys(document: Document) -> list[tuple[str, ...]]:
+    """Keys with a value that is no table; entries of inline tables are leaves too."""
+    paths = [path for path in document.at if all(isinstance(part, str) for part in path)]
+    tables = {path[:n] for path in paths for n in range(1, len(path))}
+    return [tuple(map(str, path)) for path in paths if path not in tables]
+
+
+def errors_of(folder: Path, name: str) -> list[Diagnostic]:
+    compilation = compile_config(str(folder / name), environ={})
+    return [each for each in compilation.diagnostics if each.severity == "error"]
+
+
+def assert_one_error_on(line: int, errors: list[Diagnostic], name: str, what: str) -> None:
+    assert len(errors) == 1, f"{what}: expected one error\n{render_text(errors)}"
+    span = errors[0].span
+    assert span is not None, what
+    assert (Path(span.source).name, span.line) == (name, line), f"{what}\n{render_text(errors)}"
+
+
+def replaced(text: str, span: object, new: str) -> str:
+    lines = text.split("\n")
+    line, column, width = span.line, span.column, span.width  # type: ignore[attr-defined]
+    old = lines[line - 1]
+    lines[line - 1] = old[: column - 1] + new + old[column - 1 + width :]
+    return "\n".join(lines)
+
+
+def typos(name: str) -> list[str]:
+    """A letter doubled, dropped, swapped; and a wrong one at the end."""
+    found = [name + name[-1], name[:-1] + "q"]
+    if len(name) > 4:
+        found += [name[1:], name[0] + name[2] + name[1] + name[3:]]
+    return [each for each in dict.fromkeys(found) if each != name and re.fullmatch(r"[\w-]+", each)]
+
+
+@pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)
+def test_each_mistake_in_a_preset_is_one_error_on_its_line(path: Path, tmp_path: Path) -> None:
+    for each in PRESETS:
+        (tmp_path / each.name).write_text(each.read_text())
+    text = path.read_text()
+    document = parse(text, path.name)
+    keys = leaf_keys(document)
+    assert len(keys) >= 5
+    for key in keys:
+        if key == ("extends",):
+            continue
+        for what, mutant, line in mutations(text, document, key):
+            (tmp_path / path.name).write_text(mutant)
+            assert_one_error_on(line, errors_of(tmp_path, path.name), path.name, f"{path.name}: {what}")
+
+
+def mutations(text: str, document: Document, key: tuple[str, ...]) -> list[tuple[str, str, int]]:
+    dotted, at = ".".join(key), document.at[key]
+    slot = slot_of(dotted)
+    assert slot is not None, dotted
+    found = []
+    free = slot.is_table  # an entry of a free table: any name is allowed, its task may refuse it
+    name_span = document.keys[key]
+    if not free:
+        prefix = name_span.text[name_span.column - 1 :][: name_span.width].rpartition(".")[0]
+        for typo in typos(key[-1]):
+            written = f"{prefix}.{typo}" if prefix else typo
+            found.append((f"{dotted} written {typo}", replaced(text, name_span, written), name_span.line))
+    wrong = "[[1]]" if "list" in slot.allowed or "string" in slot.allowed else '"wrong"'
+    found.append((f"{dotted} = {wrong}", replaced(text, at, wrong), at.line))
+    choices = [str(each) for each in slot.choices if isinstance(each, str)]
+    if choices or dotted in NAMED or dotted.endswith(".backend"):
+        value = f'"{(choices or list(BUILT_IN))[0]}x"'
+        found.append((f"{dotted} = {value}", replaced(text, at, value), at.line))
+    return found
