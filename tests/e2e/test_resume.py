@@ -1,0 +1,128 @@
+"""A run that was killed and resumed ends in the same bytes as one that never was."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from e2e.runs import Cli, family, wait_until
+
+from tqppo import metrics
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+def lines(cli: Cli, name: str) -> int:
+    path = cli.runs / name / "metrics.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    """SIGKILL, and wait until nothing that it started is left."""
+    started = family(process)
+    process.kill()
+    process.wait()
+    wait_until(lambda: not any(_lives(each) for each in started), "the killed run's processes to end", timeout_s=60)
+
+
+def _lives(process: object) -> bool:
+    import psutil
+
+    assert isinstance(process, psutil.Process)
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def kill_during(moment: str, process: subprocess.Popen[str], cli: Cli, name: str) -> None:
+    """At a random point of a step, or in the middle of a save."""
+    before = lines(cli, name)
+    if moment == "save":
+        folder = cli.runs / name / "checkpoints"
+        wait_until(lambda: bool(list(folder.glob(".partial-*/actor"))), "a save", interval_s=0.0005)
+    else:
+        wait_until(lambda: lines(cli, name) > before + 1 or process.poll() is not None, "a step")
+        time.sleep(random.uniform(0.0, 0.3))
+    kill(process)
+
+
+SLOW_REWARD = """
+import time
+def slow(data_source, solution_str, ground_truth, extra_info=None):
+    time.sleep(0.02)
+    return sum(a == b for a, b in zip(solution_str, ground_truth)) / 4
+"""
+
+# What a step mostly consists of, so that a random moment falls into it.
+EMPHASIS = {
+    "generation": ['reward.function="slow.py:slow"'],
+    "update": ["actor.epochs=40"],
+    "save": [],
+}
+
+
+@pytest.mark.parametrize(
+    ("mode", "storage", "moments"),
+    [
+        ("grpo", "simple", ["generation"]),
+        ("grpo", "simple", ["update", "update"]),
+        ("grpo", "ray", ["save"]),
+        ("ppo", "simple", ["save", "update"]),
+        ("ppo", "ray", ["generation"]),
+    ],
+)
+def test_a_killed_and_resumed_run_equals_one_that_never_was(
+    cli: Cli, mode: str, storage: str, moments: list[str]
+) -> None:
+    (cli.folder / "slow.py").write_text(SLOW_REWARD)
+    settings = [f'storage.backend="{storage}"', *EMPHASIS[moments[-1]]]
+    cli.train("whole", mode, *settings)
+    process = cli.start(*cli.train_arguments("killed", mode, *settings))
+    for moment in moments:
+        kill_during(moment, process, cli, "killed")
+        process = cli.start("resume", "--checkpoint", "killed")
+    output, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, output
+    assert metrics.comparable(cli.runs / "killed" / "metrics.jsonl") == metrics.comparable(
+        cli.runs / "whole" / "metrics.jsonl"
+    )
+    assert cli.weights("killed") == cli.weights("whole")
+    assert not list(Path("/dev/shm").glob(f"tqppo*{process.pid}*"))
+
+
+def test_one_seed_gives_the_same_bytes_and_another_does_not(cli: Cli) -> None:
+    cli.train("first", "grpo")
+    cli.train("again", "grpo")
+    cli.train("other", "grpo", "run.seed=1")
+    assert cli.weights("first") == cli.weights("again")
+    assert cli.weights("first") != cli.weights("other")
+    compare = [metrics.comparable(cli.runs / name / "metrics.jsonl") for name in ("first", "again", "other")]
+    assert compare[0] == compare[1] != compare[2]
+
+
+def test_a_longer_run_goes_on_and_a_complete_one_says_so(cli: Cli) -> None:
+    cli.train("mine", "grpo", "run.max_steps=3", 'actor.schedule="constant"')
+    said = cli.run("resume", "--checkpoint", "mine")
+    assert "is complete: step 3 of 3" in said
+    assert "nothing was trained" in said
+    cli.run("resume", "--checkpoint", "mine", "--max-steps", "6")
+    cli.train("whole", "grpo", 'actor.schedule="constant"')
+    assert cli.weights("mine") == cli.weights("whole")
+
+
+def test_settings_that_would_change_the_result_are_refused_one_by_one(cli: Cli) -> None:
+    cli.train("mine", "grpo", "run.max_steps=2")
+    arguments = ["resume", "--checkpoint", "mine", "--max-steps", "4"]
+    said = cli.run(*arguments, "--set", "actor.lr=0.5", "--set", "rollout.group_size=8", code=5)
+    assert "actor.lr: 0.001 → 0.5" in said
+    assert "rollout.group_size: 4 → 8" in said
+    checkpoint = sorted((cli.runs / "mine" / "checkpoints").glob("step_*"))[-1]
+    (checkpoint / "actor" / "model.safetensors").write_bytes(b"spoiled")
+    said = cli.run("resume", "--checkpoint", str(checkpoint), "--max-steps", "4", code=5)
+    assert f"{checkpoint / 'actor' / 'model.safetensors'} is corrupt" in said
+    cli.run("resume", "--checkpoint", "latest", "--max-steps", "4")  # falls back to step 1
+    assert [row["step"] for row in metrics.read(cli.runs / "mine" / "metrics.jsonl")] == [0, 1, 2, 3, 4]
