@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -228,6 +230,27 @@ def test_the_spec_comes_from_the_config_section() -> None:
     section = DataSection(train="task:add", task_args={"digits": 1}, size=7, overlong="drop")
     spec = DataSpec.of(section)
     assert (spec.train, spec.task_args, spec.size, spec.overlong) == ("task:add", {"digits": 1}, 7, "drop")
+
+
+def test_validation_takes_the_held_out_part_or_the_files_it_is_given(tokenizer: Any, tmp_path: Path) -> None:
+    file = str(_jsonl(tmp_path / "a.jsonl", [{"prompt": "a", "answer": "b"}]))
+    spec = DataSpec(train=["task:sort", file], size=30, answer_key="answer")
+    own = prompts.for_validation(spec, tokenizer, seed=0)
+    assert own is not None
+    assert len(own) == 30
+    trained = {prompts.load(spec, tokenizer, seed=0).prompt(i).answer for i in range(30)}
+    assert not trained & {prompt.answer for prompt in own.first(30)}
+    assert own.first(1)[0].uid.startswith("v")
+    given = prompts.for_validation(spec, tokenizer, seed=0, sources=file)
+    assert given is not None
+    assert [prompt.answer for prompt in given.first(5)] == ["b"]
+    assert prompts.for_validation(DataSpec(train=file, answer_key="answer"), tokenizer, seed=0) is None
+
+
+def test_none_of_this_imports_torch() -> None:
+    names = "tasks dataset prompts rewards validation metrics display trackers".split()
+    code = "import sys; " + "; ".join(f"import tqppo.{name}" for name in names) + "; print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 
 
 def test_demonstrations_are_training_rows_with_their_answers() -> None:

@@ -74,6 +74,11 @@ def load(
     return parts[0] if len(parts) == 1 else Joined(parts)
 
 
+def is_procedural(source: str) -> bool:
+    """Whether a source makes its rows, and can hold some of them out."""
+    return source.partition(":")[0] in ("task", "gym")
+
+
 @dataclass(frozen=True, slots=True)
 class TaskRows:
     """Problems made on the spot, so that a million of them cost nothing until they are asked for."""

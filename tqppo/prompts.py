@@ -170,6 +170,17 @@ def load(
     return PromptSet(rows, tokenizer, spec, seed=seed, prefix=prefix)
 
 
+def for_validation(spec: DataSpec, tokenizer: Any, *, seed: int, sources: str | Sequence[str] = "") -> PromptSet | None:
+    """Held-out prompts: those of `sources`, else the held-out part of what is procedural in `spec.train`, else none.
+
+    A file given as a source is used whole: whoever wrote it held it out.
+    """
+    if not sources:
+        train = [spec.train] if isinstance(spec.train, str) else spec.train
+        sources = [each for each in train if dataset.is_procedural(each)]
+    return load(spec, tokenizer, seed=seed, held_out=True, sources=sources, prefix="v") if sources else None
+
+
 class Sampler:
     """Prompts in a seeded order, for ever: the end of an epoch runs into the next one, inside a batch if need be.
 
