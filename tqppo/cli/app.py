@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from tqppo.cli import backends, completion, config, crash, environment, presets, train
+from tqppo.cli import backends, completion, config, crash, doctor, environment, presets, train
 from tqppo.cli.options import Quiet, Verbose
 from tqppo.errors import TqppoError
 
@@ -107,3 +107,4 @@ app.command("env")(environment.show)
 app.add_typer(presets.app, name="presets")
 app.add_typer(config.app, name="config")
 app.add_typer(backends.app, name="backends")
+app.add_typer(doctor.app, name="doctor")

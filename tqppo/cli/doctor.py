@@ -1,0 +1,46 @@
+"""`doctor logprobs`: does the engine compute what the trainer computes?"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from tqppo.cli.config import compile_or_refuse, print_diagnostics
+from tqppo.cli.options import AsJson, ConfigFiles, Overrides, Preset
+from tqppo.cli.output import emit_json
+from tqppo.errors import ConfigError
+
+app = typer.Typer(no_args_is_help=True, help="Look for what makes training go wrong.")
+
+
+@app.callback()
+def root() -> None:
+    """Look for what makes training go wrong."""
+
+
+@app.command("logprobs")
+def logprobs(
+    preset: Preset = None,
+    config: ConfigFiles = None,
+    overrides: Overrides = None,
+    prompts: Annotated[int, typer.Option("--prompts", min=1, help="How many prompts to sample.")] = 32,
+    as_json: AsJson = False,
+) -> None:
+    """Sample with the engine, score the same tokens with the trainer, and say which correction to use."""
+    compilation = compile_or_refuse(preset, config, overrides)
+    if compilation.diagnostics:
+        print_diagnostics(compilation.diagnostics)
+    if not compilation.ok or compilation.config is None:
+        raise typer.Exit(ConfigError.exit_code)
+    from rich.console import Console
+
+    from tqppo.doctor import render
+    from tqppo.rollout.mismatch import measure
+
+    result = measure(compilation.config, num_prompts=prompts)
+    if as_json:
+        emit_json(result.as_dict())
+        return
+    title = f"{compilation.name}: {compilation.config.rollout.backend} against transformers in fp32"
+    Console().print(render(result, title=title))
