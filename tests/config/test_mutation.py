@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from tqppo.cli import app
 from tqppo.config.capabilities import BUILT_IN
 from tqppo.config.compile import compile_config
-from tqppo.config.diagnostics import Diagnostic, render_text
+from tqppo.config.diagnostics import Span, render_text
 from tqppo.config.schema import slot_of
 from tqppo.config.spans import Document, parse
 
@@ -25,23 +28,25 @@ def leaf_keys(document: Document) -> list[tuple[str, ...]]:
     return [tuple(map(str, path)) for path in paths if path not in tables]
 
 
-def errors_of(folder: Path, name: str) -> list[Diagnostic]:
-    compilation = compile_config(str(folder / name), environ={})
-    return [each for each in compilation.diagnostics if each.severity == "error"]
+def assert_one_error(path: Path, line: int, what: str) -> None:
+    found = compile_config(None, [path], environ={}).diagnostics
+    errors = [each for each in found if each.severity == "error"]
+    places = [(Path(each.span.source).name, each.span.line) for each in errors if each.span]
+    assert (len(errors), places) == (1, [(path.name, line)]), f"{what}\n{render_text(errors)}"
 
 
-def assert_one_error_on(line: int, errors: list[Diagnostic], name: str, what: str) -> None:
-    assert len(errors) == 1, f"{what}: expected one error\n{render_text(errors)}"
-    span = errors[0].span
-    assert span is not None, what
-    assert (Path(span.source).name, span.line) == (name, line), f"{what}\n{render_text(errors)}"
+def assert_refused_by_the_command(path: Path, what: str) -> None:
+    """`tqppo validate-config` ends with 3 and one error, without a traceback."""
+    result = CliRunner().invoke(app, ["validate-config", "--config", str(path), "--format", "json"])
+    assert result.exit_code == 3, f"{what}\n{result.output}"
+    assert isinstance(result.exception, SystemExit), what
+    assert [each["severity"] for each in json.loads(result.stdout)["diagnostics"]].count("error") == 1, what
 
 
-def replaced(text: str, span: object, new: str) -> str:
+def replaced(text: str, span: Span, new: str) -> str:
     lines = text.split("\n")
-    line, column, width = span.line, span.column, span.width  # type: ignore[attr-defined]
-    old = lines[line - 1]
-    lines[line - 1] = old[: column - 1] + new + old[column - 1 + width :]
+    old = lines[span.line - 1]
+    lines[span.line - 1] = old[: span.column - 1] + new + old[span.column - 1 + span.width :]
     return "\n".join(lines)
 
 
@@ -66,7 +71,8 @@ def test_each_mistake_in_a_preset_is_one_error_on_its_line(path: Path, tmp_path:
             continue
         for what, mutant, line in mutations(text, document, key):
             (tmp_path / path.name).write_text(mutant)
-            assert_one_error_on(line, errors_of(tmp_path, path.name), path.name, f"{path.name}: {what}")
+            assert_one_error(tmp_path / path.name, line, f"{path.name}: {what}")
+        assert_refused_by_the_command(tmp_path / path.name, f"{path.name}: {what}")  # the last of each key's mistakes
 
 
 def mutations(text: str, document: Document, key: tuple[str, ...]) -> list[tuple[str, str, int]]:
