@@ -127,7 +127,8 @@ def test_mistake_on_the_command_line(tqppo: Run, command: str, code: int, told: 
     assert "bug in tqppo" not in answer.err
 
 
-def test_missing_testkit_or_engine_is_preflight(tqppo: Run, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_missing_engine_is_preflight(tqppo: Run, tmp_path: Path) -> None:
     nowhere = {"TQPPO_ENGINES": str(tmp_path / "none")}
     command = ("validate-config", "--preset", "quickstart", "--set", "rollout.backend=vllm", "--probe")
     answer = tqppo(*command, environ=nowhere)
