@@ -248,7 +248,7 @@ def test_validation_takes_the_held_out_part_or_the_files_it_is_given(tokenizer: 
 
 
 def test_none_of_this_imports_torch() -> None:
-    names = "tasks dataset prompts rewards validation metrics display trackers".split()
+    names = ["tasks", "dataset", "prompts", "rewards", "validation", "metrics", "display", "trackers"]
     code = "import sys; " + "; ".join(f"import tqppo.{name}" for name in names) + "; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 
