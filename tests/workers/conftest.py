@@ -17,7 +17,7 @@ from tqppo.workers.specs import ModelSpec, OptimizerSpec, PolicyLossSpec, RoleSp
 VOCABULARY = 256
 
 
-def make_rows(prompts: list[int], responses: list[int], *, seed: int = 0) -> dict[str, Any]:
+def rows_of(prompts: list[int], responses: list[int], *, seed: int = 0) -> dict[str, Any]:
     """Columns of rows with these prompt and response lengths; a few response tokens are masked out."""
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.tensor(responses)
@@ -48,15 +48,20 @@ def make_rows(prompts: list[int], responses: list[int], *, seed: int = 0) -> dic
 
 
 @pytest.fixture
+def make_rows() -> Callable[..., dict[str, Any]]:
+    return rows_of
+
+
+@pytest.fixture
 def rows() -> dict[str, Any]:
-    return make_rows([3, 9, 1, 5, 2, 7, 4, 30], [4, 1, 7, 12, 3, 3, 40, 6])
+    return rows_of([3, 9, 1, 5, 2, 7, 4, 30], [4, 1, 7, 12, 3, 3, 40, 6])
 
 
 @pytest.fixture
 def spec(tiny_model: Path) -> RoleSpec:
     return RoleSpec(
         ModelSpec(str(tiny_model)),
-        OptimizerSpec(lr=1e-3, total_steps=10),
+        OptimizerSpec(lr=3e-4, total_steps=10),
         PolicyLossSpec(),
         micro_batch_tokens=64,
     )

@@ -52,9 +52,7 @@ def _bridged(method: Any, reads: Reads, writes: tuple[str, ...]) -> Any:
             return result  # metrics
         unexpected = set(result) - set(writes)
         assert not unexpected, f"{method.__qualname__} returned {unexpected}, and declares {writes}"
-        if len(batch):
-            self.queue.put(batch.keys, result, partition=batch.partition)
-        return batch.with_columns(*result)
+        return self.queue.put(batch, result)
 
     return call
 

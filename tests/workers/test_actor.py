@@ -1,0 +1,244 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tqppo.algorithms.layout import to_nested
+from tqppo.algorithms.losses import POLICY_LOSSES
+from tqppo.errors import CheckpointError
+from tqppo.workers.actor import Actor
+from tqppo.workers.specs import OptimizerSpec, PolicyLossSpec, RoleSpec
+
+MakeActor = Callable[..., Actor]
+Columns = dict[str, Any]
+
+
+def weights(actor: Actor) -> dict[str, torch.Tensor]:
+    return {name: p.detach().clone() for name, p in actor.model.named_parameters()}
+
+
+def assert_close(one: Mapping[str, Any], other: Mapping[str, Any], tolerance: float = 1e-5) -> None:
+    assert one.keys() == other.keys()
+    for name in one:
+        torch.testing.assert_close(torch.as_tensor(one[name]), torch.as_tensor(other[name]), atol=tolerance, rtol=1e-4)
+
+
+def like(column: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Other values, laid out as the column is."""
+    return to_nested(values, column.offsets().diff())
+
+
+def with_padding(rows: Columns, places: list[int]) -> Columns:
+    """The rows with padding rows (one prompt token, one response token that does not count) before these places."""
+    padded: Columns = {}
+    for name, column in rows.items():
+        if not column.is_nested:
+            items = list(column)
+            neutral = torch.zeros(())
+        else:
+            items = list(column.unbind())
+            neutral = torch.zeros(2 if name == "tokens" else 1, dtype=column.dtype)
+        for place in sorted(places, reverse=True):
+            items.insert(place, neutral)
+        lengths = torch.tensor([len(item) for item in items]) if column.is_nested else None
+        padded[name] = torch.stack(items) if lengths is None else to_nested(torch.cat(items), lengths)
+    return padded
+
+
+LOSSES = [
+    PolicyLossSpec(),
+    PolicyLossSpec(aggregate="seq-mean-token-sum", kl="k3", kl_coef=0.1, entropy_coef=0.01),
+    PolicyLossSpec(name="gspo", aggregate="seq-mean-token-mean"),
+    PolicyLossSpec(name="cispo", has_correction=True),
+    PolicyLossSpec(name="gpg", aggregate="seq-mean-token-sum-norm", horizon=64),
+    PolicyLossSpec(name="geo_mean", aggregate="seq-mean-token-mean"),
+    PolicyLossSpec(name="sapo", aggregate="session-mean", kl="k2", kl_coef=0.1),
+]
+
+
+def test_every_policy_loss_is_covered() -> None:
+    assert {loss.name for loss in LOSSES} == set(POLICY_LOSSES)
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: f"{loss.name}-{loss.aggregate}")
+def test_an_update_does_not_depend_on_the_micro_batches(make_actor: MakeActor, rows: Columns, loss: Any) -> None:
+    whole, cut = (make_actor(policy_loss=loss, micro_batch_tokens=budget) for budget in (100_000, 48))
+    assert len(cut.micro_batches(_flat(rows), torch.arange(8))) > len(whole.micro_batches(_flat(rows), torch.arange(8)))
+    metrics = [actor.update(rows, step=1, num_mini_batches=2) for actor in (whole, cut)]
+    assert_close(*metrics)
+    assert_close(weights(whole), weights(cut))
+    assert_close(whole.optimizer.state(), cut.optimizer.state(), tolerance=1e-6)  # Adam hides a gradient's scale
+
+
+def _flat(rows: Columns) -> Any:
+    from tqppo.workers.microbatch import Rows
+
+    return Rows.of(rows)
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: f"{loss.name}-{loss.aggregate}")
+def test_padding_rows_contribute_nothing(make_actor: MakeActor, rows: Columns, loss: Any) -> None:
+    plain, padded = make_actor(policy_loss=loss), make_actor(policy_loss=loss)
+    metrics = [
+        plain.update(rows, step=1, sizes=[4, 4]),
+        padded.update(with_padding(rows, [2, 6, 8]), step=1, sizes=[5, 6]),
+    ]
+    assert_close(*metrics, tolerance=1e-6)
+    assert_close(weights(plain), weights(padded), tolerance=1e-6)
+    assert_close(plain.optimizer.state(), padded.optimizer.state(), tolerance=1e-6)
+
+
+def test_an_all_padding_mini_batch_takes_no_step(make_actor: MakeActor, rows: Columns) -> None:
+    plain, padded = make_actor(), make_actor()
+    plain.update(rows, step=1)
+    metrics = padded.update(with_padding(rows, [8, 8]), step=1, sizes=[8, 2])
+    assert metrics["actor/updates"] == 1
+    assert metrics["padding/all_padding"] == 1
+    assert_close(weights(plain), weights(padded), tolerance=1e-6)
+
+
+def test_nothing_but_padding_reports_no_loss_and_changes_nothing(make_actor: MakeActor, rows: Columns) -> None:
+    actor = make_actor()
+    before = weights(actor)
+    only_padding = {**rows, "response_mask": like(rows["response_mask"], torch.zeros(76, dtype=torch.bool))}
+    metrics = actor.update(only_padding, step=1)
+    assert "actor/pg_loss" not in metrics
+    assert "actor/grad_norm" not in metrics
+    assert metrics["actor/updates"] == 0
+    assert all(torch.equal(before[name], p) for name, p in actor.model.named_parameters())
+
+
+def test_rows_without_advantage_need_no_forward_but_still_count(make_actor: MakeActor, rows: Columns) -> None:
+    advantages = rows["advantages"].values().clone()
+    offsets = rows["advantages"].offsets()
+    for row in (1, 3, 6):
+        advantages[offsets[row] : offsets[row + 1]] = 0
+    rows["advantages"] = to_nested(advantages, offsets.diff())
+    skipping, trying = make_actor(), make_actor()
+    selection = trying._selection(_flat(rows))
+    assert selection.active.tolist() == [True, False, True, False, True, True, False, True]
+    trying._selection = lambda flat: replace(selection, active=torch.ones(8, dtype=torch.bool))  # type: ignore[method-assign]
+    metrics = [actor.update(rows, step=1, num_mini_batches=2) for actor in (skipping, trying)]
+    assert metrics[0]["actor/pg_loss"] == pytest.approx(metrics[1]["actor/pg_loss"], abs=1e-6)
+    assert metrics[0]["actor/grad_norm"] == pytest.approx(metrics[1]["actor/grad_norm"], rel=1e-4)
+    assert_close(weights(skipping), weights(trying))
+
+
+def test_a_batch_without_any_advantage_still_decays_the_moments(make_actor: MakeActor, rows: Columns) -> None:
+    actor = make_actor()
+    actor.update(rows, step=1)
+    before = {name: t.clone() for name, t in actor.optimizer.state().items()}
+    rows["advantages"] = like(rows["advantages"], torch.zeros(76))
+    metrics = actor.update(rows, step=2)
+    assert metrics["actor/pg_loss"] == 0
+    assert metrics["actor/grad_norm"] == 0
+    name = next(name for name in before if name.startswith("exp_avg."))
+    torch.testing.assert_close(actor.optimizer.state()[name], 0.9 * before[name])
+
+
+def test_epochs_are_further_passes(make_actor: MakeActor, rows: Columns, spec: RoleSpec) -> None:
+    once, twice = make_actor(), make_actor(optimizer=replace(spec.optimizer, epochs=2))
+    once.update(rows, step=1, num_mini_batches=2)
+    once.update(rows, step=1, num_mini_batches=2)
+    assert twice.update(rows, step=1, num_mini_batches=2)["actor/updates"] == 4
+    assert all(torch.equal(weights(once)[name], p) for name, p in weights(twice).items())
+
+
+def test_a_gradient_that_is_not_finite_is_skipped_and_counted(make_actor: MakeActor, rows: Columns) -> None:
+    actor = make_actor()
+    before = weights(actor)
+    advantages = rows["advantages"].values().clone()
+    advantages[0] = torch.nan
+    rows["advantages"] = like(rows["advantages"], advantages)
+    rows["response_mask"] = like(rows["response_mask"], torch.ones(76, dtype=torch.bool))
+    metrics = actor.update(rows, step=1)
+    assert metrics["actor/skipped_updates"] == 1
+    assert metrics["actor/updates"] == 0
+    assert all(torch.equal(before[name], p) for name, p in actor.model.named_parameters())
+
+
+def test_learning_rate_follows_the_training_step(make_actor: MakeActor, rows: Columns) -> None:
+    actor = make_actor(optimizer=OptimizerSpec(lr=1.0, total_steps=4, schedule="linear"))
+    assert actor.update(rows, step=3)["actor/lr"] == 0.5
+
+
+def test_the_engine_s_logprobs_can_be_the_old_ones(make_actor: MakeActor, rows: Columns) -> None:
+    plain, bypass = make_actor(), make_actor(policy_loss=PolicyLossSpec(old_column="rollout_logprobs"))
+    bypass_rows = {"rollout_logprobs" if name == "old_logprobs" else name: column for name, column in rows.items()}
+    assert plain.update(rows, step=1) == bypass.update(bypass_rows, step=1)
+
+
+def test_a_narrower_loss_mask_is_obeyed(make_actor: MakeActor, rows: Columns) -> None:
+    plain, narrow = make_actor(), make_actor(policy_loss=PolicyLossSpec(has_loss_mask=True))
+    mask = rows["response_mask"].values() & (torch.arange(len(rows["response_mask"].values())) % 3 != 0)
+    rows["loss_mask"] = like(rows["response_mask"], mask)
+    expected = plain.update({**rows, "response_mask": rows["loss_mask"]}, step=1)
+    assert narrow.update(rows, step=1) == expected
+
+
+def test_a_saved_actor_continues_to_the_bit(make_actor: MakeActor, rows: Columns, tmp_path: Path) -> None:
+    original, resumed = make_actor(), make_actor()
+    original.update(rows, step=1, num_mini_batches=2)
+    torch.manual_seed(123)
+    original.save(str(tmp_path))
+    drawn = torch.rand(3)
+    resumed.load(str(tmp_path))
+    assert torch.equal(drawn, torch.rand(3))
+    metrics = [actor.update(rows, step=2, num_mini_batches=2) for actor in (original, resumed)]
+    assert metrics[0] == metrics[1]
+    assert all(torch.equal(weights(original)[name], p) for name, p in weights(resumed).items())
+    assert original.num_updates == resumed.num_updates == 4
+    assert {file.suffix for file in tmp_path.iterdir()} == {".safetensors", ".json"}
+
+
+def test_a_checkpoint_of_another_model_is_refused(make_actor: MakeActor, rows: Columns, tmp_path: Path) -> None:
+    make_actor().save(str(tmp_path))
+    from tqppo.workers.specs import ModelSpec
+    from tqppo.workers.tiny import write_tiny_model
+
+    other = make_actor(model=ModelSpec(str(write_tiny_model(tmp_path / "other", num_layers=1))))
+    with pytest.raises(CheckpointError, match="another model"):
+        other.load(str(tmp_path))
+
+
+def test_published_weights_load_as_a_model(make_actor: MakeActor, rows: Columns, tmp_path: Path) -> None:
+    actor = make_actor(publish_dir=str(tmp_path / "weights"))
+    first = actor.publish(1)
+    before = Path(first.folder, "model.safetensors").read_bytes()
+    actor.update(rows, step=1)
+    second = actor.publish(2)
+    assert (first.version, second.version) == (1, 2)
+    assert Path(first.folder, "model.safetensors").read_bytes() == before, "engines may still map it"
+    with safe_open(Path(second.folder, "model.safetensors"), framework="pt") as file:
+        assert "lm_head.weight" in file.keys()  # noqa: SIM118  # safe_open is no mapping
+    model = AutoModelForCausalLM.from_pretrained(second.folder)
+    assert all(torch.equal(p, dict(actor.model.causal_lm.named_parameters())[n]) for n, p in model.named_parameters())
+    assert AutoTokenizer.from_pretrained(second.folder).eos_token == "<|end|>"
+    actor.close()
+    assert not (tmp_path / "weights").exists()
+
+
+def test_publishing_keeps_two_versions(make_actor: MakeActor, tmp_path: Path) -> None:
+    actor = make_actor(publish_dir=str(tmp_path / "weights"))
+    for version in range(5):
+        actor.publish(version)
+    assert sorted(folder.name for folder in (tmp_path / "weights").iterdir()) == ["v3", "v4"]
+    assert actor.publish(4).folder == str(tmp_path / "weights" / "v4")
+    actor.close()
+
+
+def test_export_is_a_hugging_face_folder(make_actor: MakeActor, rows: Columns, tmp_path: Path) -> None:
+    actor = make_actor()
+    actor.update(rows, step=1)
+    actor.export(str(tmp_path))
+    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert all(torch.equal(p, dict(actor.model.causal_lm.named_parameters())[n]) for n, p in model.named_parameters())
+    assert json.loads((tmp_path / "config.json").read_text())["architectures"] == ["LlamaForCausalLM"]
