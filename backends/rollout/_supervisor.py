@@ -47,21 +47,26 @@ def descendants() -> list[int]:
 
 
 def shared_files(pids: list[int], since: float) -> set[str]:
-    """Files that these processes made in shared memory; servers that are killed leave theirs behind."""
-    names = set()
+    """Files that these processes made in shared memory; servers that are killed leave theirs behind.
+
+    Found by inode, since a semaphore is mapped under a name that it no longer has. Files in folders are left
+    alone: those hold weights, which are somebody else's.
+    """
+    inodes = set()
     for pid in pids:
         with contextlib.suppress(OSError), open(f"/proc/{pid}/maps") as maps:
-            names |= {line[line.index(SHARED) :].strip() for line in maps if SHARED in line}
+            inodes |= {int(line.split()[4]) for line in maps if SHARED in line}
         with contextlib.suppress(OSError):
             for fd in os.listdir(f"/proc/{pid}/fd"):
                 with contextlib.suppress(OSError):
-                    names.add(os.readlink(f"/proc/{pid}/fd/{fd}"))
+                    if os.readlink(f"/proc/{pid}/fd/{fd}").startswith(SHARED):
+                        inodes.add(os.stat(f"/proc/{pid}/fd/{fd}").st_ino)
     made = set()
-    for name in names:  # not in folders: those hold weights, which are somebody else's
-        if name.startswith(SHARED) and "/" not in name[len(SHARED) :]:
-            with contextlib.suppress(OSError):
-                if os.stat(name).st_ctime >= since:
-                    made.add(name)
+    for entry in os.scandir(SHARED):
+        with contextlib.suppress(OSError):
+            found = entry.stat()
+            if found.st_ino in inodes and found.st_ctime >= since and entry.is_file():
+                made.add(entry.path)
     return made
 
 
