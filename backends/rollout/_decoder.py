@@ -22,6 +22,7 @@ from ._sampler import sample, uniforms
 
 PREFILL_TOKENS = 8192  # of one forward, padding included
 SCORE_LOGITS = 2**25  # of one forward: tokens × vocabulary
+SPARE_COLUMNS = 64  # of the cache beyond the prompts, and by how much it grows
 WORTH_A_FORWARD = 256  # padding tokens that cost about as much as one more forward
 
 Finished = list[tuple[Ticket, Completion]]
@@ -83,12 +84,10 @@ class Decoder:
             groups.setdefault(ticket.tokens, []).append(ticket)
         prompts = sorted(groups, key=len)
         begin, logits = len(self.rows), []
-        need = max(len(ticket.tokens) + ticket.max_new_tokens for ticket in tickets)
-        self._cache.widen(num_rows=begin + len(tickets), num_columns=need)
-        self._make_columns(len(prompts[-1]))
         for chunk in length_chunks(prompts, PREFILL_TOKENS):
             cache, chunk_logits = self._prefill(chunk)
-            self._cache.make_room(cache, num_rows=begin + len(tickets), num_columns=need)
+            if chunk[0] is prompts[0]:
+                self._make_room(tickets, len(prompts[-1]), cache)
             source = self._place(chunk, groups, cache)
             logits.append(chunk_logits.index_select(0, source))
         self._batch_changed()
@@ -124,20 +123,33 @@ class Decoder:
                 self.rows.add(ticket, self._cache.cursor - len(prompt))
         return sources
 
-    def _make_columns(self, longest: int) -> None:
-        """Columns to the left of the cursor for a prompt of this length."""
+    def _make_room(self, tickets: Sequence[Ticket], longest: int, like: PrefillCache) -> None:
+        """Rows for the new requests, and columns left of the cursor for the longest of their prompts."""
+        cache, num_rows = self._cache, len(self.rows) + len(tickets)
+        need = max(min(ticket.max_new_tokens, SPARE_COLUMNS) + len(ticket.tokens) for ticket in tickets)
         if not self.rows:
-            self._cache.clear()
-            self._cache.cursor = self._cache.first = longest
-        elif longest > self._cache.cursor:
-            self._shift(longest - self._cache.cursor)
+            cache.clear()
+            cache.make_room(num_rows=num_rows, num_columns=need, like=like)
+            cache.cursor = cache.first = longest
+            return
+        cache.make_room(num_rows=num_rows, num_columns=need)
+        if longest > cache.cursor:
+            self._shift(longest - cache.cursor)
+
+    def _make_column(self) -> None:
+        """A column for the next token: move the rows left when that frees half the buffer, else make it wider."""
+        cache = self._cache
+        if cache.cursor == cache.num_columns:
+            if 2 * cache.first >= cache.num_columns:
+                self._shift(-cache.first)
+            else:
+                cache.make_room(num_rows=len(self.rows), num_columns=cache.num_columns + SPARE_COLUMNS)
 
     # Decoding.
 
     def _step(self) -> Finished:
         cache = self._cache
-        if cache.cursor == cache.num_columns:
-            self._shift(-cache.first)
+        self._make_column()
         if self._starts is None:
             positions, mask = torch.tensor([[cache.cursor - cache.first]], device=self.device), None
         else:

@@ -6,6 +6,7 @@ the columns from the longest row's first token on, and a mask is needed only whi
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -42,7 +43,10 @@ class PrefillCache(Cache):
 
 
 class DecodeCache(Cache):
-    """Keys and values of the rows that decode, [layers, rows, H, columns, D]; grows when a longer request comes."""
+    """Keys and values of the rows that decode, [layers, rows, H, columns, D].
+
+    The buffer is laid out anew for each batch, no wider than it needs now: rows far apart in memory are slow to read.
+    """
 
     def __init__(self) -> None:
         super().__init__(layers=[])
@@ -85,29 +89,36 @@ class DecodeCache(Cache):
 
     # What the decoder calls between forwards.
 
-    def make_room(self, like: PrefillCache, *, num_rows: int, num_columns: int) -> None:
-        """Buffers for this many rows in all of at most this many tokens each, shaped like the prefill's."""
-        if self.keys is None:
+    def make_room(self, *, num_rows: int, num_columns: int, like: PrefillCache | None = None) -> None:
+        """At least this many rows and columns. Rows that are there keep their content; without any, only the shape
+        (of the prefill's layers, the first time) matters and the old memory is laid out as the new batch needs."""
+        if self.keys is None or self.values is None or self.mask is None:
+            if like is None:
+                return
             shapes = {(k.shape[1::2], v.shape[1::2]) for k, v in zip(like.keys, like.values, strict=True)}
             if len(shapes) != 1:
                 raise EngineError("the embedded engine needs a model whose layers have caches of one shape")
-            self.keys, self.values = _no_columns(like.keys), _no_columns(like.values)
+            self.keys, self.values = _layers(like.keys), _layers(like.values)
             self.mask = like.keys[0].new_zeros(0, 1, 1, 0)
-        self.widen(num_rows=num_rows, num_columns=num_columns)
+        elif self.num_rows:
+            num_rows, num_columns = max(num_rows, self.mask.shape[0]), max(num_columns, self.mask.shape[3])
+        if (num_rows, num_columns) != (self.mask.shape[0], self.mask.shape[3]):
+            self.keys = self._laid_out(self.keys, (1, num_rows), (3, num_columns))
+            self.values = self._laid_out(self.values, (1, num_rows), (3, num_columns))
+            self.mask = self._laid_out(self.mask, (0, num_rows), (3, num_columns))
 
-    def widen(self, *, num_rows: int, num_columns: int) -> None:
-        """Grow what there is, keeping its content; a buffer that is large enough stays as it is."""
-        if self.keys is None or self.values is None or self.mask is None:
-            return
-        old_rows, old_columns = self.mask.shape[0], self.mask.shape[3]
-        if old_rows >= num_rows and old_columns >= num_columns:
-            return
-        rows = max(num_rows, old_rows)
-        # Half as much again, so that rows that come and go rarely force the window back to the left.
-        columns = num_columns + num_columns // 2 if num_columns > old_columns else old_columns
-        self.keys = _grown(self.keys, (1, rows), (3, columns))
-        self.values = _grown(self.values, (1, rows), (3, columns))
-        self.mask = _grown(self.mask, (0, rows), (3, columns))
+    def _laid_out(self, old: Tensor, *sizes: tuple[int, int]) -> Tensor:
+        """With other (dimension, size). Fresh memory is zero, because a masked column still takes part in a product and
+        must be finite; old memory is finite anyway."""
+        shape = list(old.shape)
+        for dimension, size in sizes:
+            shape[dimension] = size
+        if not self.num_rows and math.prod(shape) * old.element_size() <= old.untyped_storage().nbytes():
+            return torch.as_strided(old, shape, old.new_empty(shape, device="meta").stride(), 0)
+        new = old.new_zeros(shape)
+        if self.num_rows:
+            new[tuple(slice(size) for size in old.shape)] = old
+        return new
 
     def place(self, prefill: PrefillCache, source: Tensor, length: int) -> None:
         """Append rows: prompts `source` [n] of the prefill, `length` tokens each, ending at the cursor."""
@@ -158,17 +169,7 @@ class DecodeCache(Cache):
         self.keys = self.values = self.mask = None
 
 
-def _no_columns(layers: list[Tensor]) -> Tensor:
+def _layers(layers: list[Tensor]) -> Tensor:
+    """A buffer of no rows and columns, [layers, 0, H, 0, D]."""
     _, heads, _, size = layers[0].shape
     return layers[0].new_zeros(len(layers), 0, heads, 0, size)
-
-
-def _grown(old: Tensor, *sizes: tuple[int, int]) -> Tensor:
-    """The same content with larger (dimension, size); zeros elsewhere, because a masked column still takes part in a
-    product and must be finite."""
-    shape = list(old.shape)
-    for dimension, size in sizes:
-        shape[dimension] = size
-    new = old.new_zeros(shape)
-    new[tuple(slice(size) for size in old.shape)] = old
-    return new

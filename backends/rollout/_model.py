@@ -10,6 +10,8 @@ from transformers import AutoModelForCausalLM
 from tqppo.errors import EngineError
 from tqppo.protocols import EngineSpec
 
+from . import _attention
+
 ENGINE_ARGS = {"device": "cpu"}  # what `engine_args` may hold, and the defaults
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -19,13 +21,15 @@ def load_model(spec: EngineSpec) -> Any:
     device = _device(spec)
     if spec.dtype != "auto" and spec.dtype not in _DTYPES:
         raise EngineError(f"dtype {spec.dtype!r} is unknown; choose auto or one of {', '.join(_DTYPES)}")
+    # On a GPU the fused kernels win, and their masks come from `transformers`.
+    attention = _attention.register() if device.type == "cpu" else "sdpa"
     # Most CPUs have no bf16 instructions and are several times slower with it, so a CPU decodes in fp32.
     default = torch.float32 if device.type == "cpu" else "auto"
     try:
         model: Any = AutoModelForCausalLM.from_pretrained(
             spec.model,
             dtype=_DTYPES.get(spec.dtype, default),
-            attn_implementation="sdpa" if spec.attention == "auto" else spec.attention,
+            attn_implementation=attention if spec.attention == "auto" else spec.attention,
             trust_remote_code=spec.trust_remote_code,
         )
     except (OSError, ValueError, ImportError, RuntimeError) as error:
