@@ -44,6 +44,7 @@ def test_a_finished_folder_is_used_again_and_a_half_one_is_not(tmp_path: Path) -
     assert _prepare(tmp_path / "model") == folder
     assert (folder / "model.safetensors").stat().st_mtime_ns == stamp
     (folder / warm_start.DONE).unlink()
+    (tmp_path / ".model.123").mkdir()  # what a killed attempt left
     (folder / "model.safetensors").write_bytes(b"half")
     _prepare(tmp_path / "model")
     AutoModelForCausalLM.from_pretrained(folder)

@@ -48,8 +48,9 @@ def prepare(
     made_from = {"model": {**model, "seed": seed}, "steps": steps, "batch_size": batch_size, "lr": lr, "first": seen}
     if _is_done(folder, made_from):
         return folder
+    for leftover in folder.parent.glob(f".{folder.name}.*"):  # of an attempt that was killed; a run has one driver
+        shutil.rmtree(leftover)
     work = folder.with_name(f".{folder.name}.{os.getpid()}")
-    shutil.rmtree(work, ignore_errors=True)
     try:
         with _quiet_on_one_thread():
             write_tiny_model(work, seed=seed, **model)
