@@ -44,7 +44,7 @@ class Loop:
     stop: StopRequest
     store: CheckpointStore
     log: Callable[[int, Metrics], None]  # durable when it returns
-    validate: Callable[[int], Metrics]
+    validate: Callable[[], Metrics]
     measure: Callable[[Metrics], Metrics]  # timings, throughput, counts of the step that just ended
     leftovers: Callable[[], list[str]]  # keys still in the queue
     save_parts: Callable[[Path], None]
@@ -54,7 +54,7 @@ class Loop:
     def run(self, start: int) -> int:
         """The exit code: 0 when the last step is done, 130 or 143 after a signal."""
         if start == 0 and self.schedule.validate_before:
-            self.log(0, self.validate(0))
+            self.log(0, self.validate())
         for step in range(start + 1, self.schedule.max_steps + 1):
             self._one(step)
             if self.stop.number:
@@ -67,7 +67,7 @@ class Loop:
             raise QueueError(f"step {step} left {len(left)} keys in the queue: {', '.join(left[:8])}")
         metrics = self.measure(metrics)
         if self.schedule.validates(step):
-            metrics |= self.validate(step)
+            metrics |= self.validate()
         # The metrics of a step are on disk before its checkpoint is: a resumed run cuts them back to its
         # checkpoint, so that a kill between the two neither loses nor repeats a line.
         self.log(step, metrics)

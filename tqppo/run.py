@@ -8,9 +8,10 @@ import shutil
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tqppo import metrics as metrics_files
+from tqppo import trackers
 from tqppo.checkpoint import Checkpoint, CheckpointStore, find_run, open_checkpoint
 from tqppo.cluster import ray_cluster
 from tqppo.config.compile import Compilation, compile_config
@@ -23,6 +24,9 @@ from tqppo.loop import Loop, Schedule
 from tqppo.metrics import EventLog, MetricsLog
 from tqppo.rundir import RunFolder, new_run
 from tqppo.signals import Aborted, StopRequest
+
+if TYPE_CHECKING:
+    from tqppo.parts import Parts
 
 # What a resumed run may change: how long it goes on, what it writes, how patient it is. Nothing that it computes.
 MAY_CHANGE = (
@@ -46,6 +50,7 @@ def train(compilation: Compilation, *, verbosity: int = 0) -> int:
     config = compilation.config
     assert config is not None, "only a config that compiles is trained"
     refuse_what_is_not_there(config, compilation.name)
+    trackers.check(config.logging.trackers)
     folder = new_run(Path(config.run.dir), config.run.name, preset=compilation.name, model=config.model.path)
     folder.config.write_text(resolved_toml(compilation))
     folder.origins.write_text(origins_json(compilation))
@@ -172,8 +177,16 @@ class Attempt:
                         logs=logs,
                     )
                 )
-            stack.callback(stop.ignore)  # runs first of all that takes down
             parts = self._build(logs, stack)
+            self.trackers = trackers.load(
+                config.logging.trackers,
+                self.folder.path,
+                project=config.logging.project,
+                config=dict(flat(config)),
+                first_step=self.start + 1 if self.checkpoint else 0,
+            )
+            stack.callback(self.trackers.close)
+            stack.callback(stop.ignore)  # the first of all that takes down
             loop = self._loop(parts, stop)
             code = loop.run(self.start)
             self._farewell(code)
@@ -182,18 +195,16 @@ class Attempt:
     def _object_store_bytes(self) -> int:
         return int(self.config.storage.budget_gb * 2**30) if self.config.storage.backend == "ray" else 0
 
-    def _build(self, logs: Path, stack: ExitStack) -> Any:
+    def _build(self, logs: Path, stack: ExitStack) -> Parts:
         from tqppo.assemble import build
 
-        parts = build(self.config, self.folder.model, logs, stack, self.display.stage)
+        parts = build(self.config, self.folder, logs, stack, self.display.stage)
         if self.checkpoint is not None:
             with self.display.stage(f"loading the checkpoint of step {self.start}"):
-                parts.load(self.checkpoint.folder)
-                parts.restore_driver(self.checkpoint.driver_state())
-                parts.pool.load_weights(parts.groups["actor"].publish(self.start))
+                parts.load(self.checkpoint.folder, self.checkpoint.driver_state(), self.start)
         return parts
 
-    def _loop(self, parts: Any, stop: StopRequest) -> Loop:
+    def _loop(self, parts: Parts, stop: StopRequest) -> Loop:
         config = self.config
         return Loop(
             trainer=parts.trainer,
@@ -210,7 +221,7 @@ class Attempt:
                 keep_last=config.checkpoint.keep_last,
                 keep_every=config.checkpoint.keep_every,
             ),
-            log=self._logger(),
+            log=self._log,
             validate=parts.validate,
             measure=parts.measure,
             leftovers=parts.leftovers,
@@ -219,16 +230,12 @@ class Attempt:
             export=lambda: self._export(parts),
         )
 
-    def _logger(self) -> Any:
-        log = MetricsLog(self.folder.metrics)
+    def _log(self, step: int, metrics: dict[str, float]) -> None:
+        MetricsLog(self.folder.metrics).write(step, metrics)
+        self.trackers.log(step, metrics)
+        self.display.step(step, metrics)
 
-        def write(step: int, metrics: dict[str, float]) -> None:
-            log.write(step, metrics)
-            self.display.step(step, metrics)
-
-        return write
-
-    def _export(self, parts: Any) -> None:
+    def _export(self, parts: Parts) -> None:
         if not self.config.checkpoint.export:
             return
         with self.display.stage("exporting the model"):

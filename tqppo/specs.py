@@ -174,7 +174,7 @@ def reward_model_spec(config: Config) -> RoleSpec:
     return _role(config, model_spec(config, config.reward_model.path), config.reward_model.micro_batch_tokens)
 
 
-def estimator_spec(config: Config) -> EstimatorSpec:
+def estimator_spec(config: Config, places: Places) -> EstimatorSpec:
     from tqppo.algorithms.advantages import EstimateOptions
     from tqppo.workers.estimator import EstimatorSpec
 
@@ -193,11 +193,14 @@ def estimator_spec(config: Config) -> EstimatorSpec:
         reject_threshold=algorithm.reject_threshold,
         model_score_weight=config.reward_model.weight,
         session_mean=algorithm.aggregate == "session-mean",
+        tokenizer=places.tokenizer,
+        trust_remote_code=config.model.trust_remote_code,
     )
 
 
-def needs_reference(config: Config) -> bool:
-    algorithm = config.algorithm
-    in_reward = algorithm.kl_reward != "none" and algorithm.kl_reward_coef > 0
-    in_loss = algorithm.kl_loss != "none" and algorithm.kl_loss_coef > 0
-    return in_reward or in_loss
+def role_spec(config: Config, places: Places, role: str) -> RoleSpec:
+    if role == "actor":
+        return actor_spec(config, places)
+    if role == "critic":
+        return critic_spec(config, places)
+    return reference_spec(config, places) if role == "reference" else reward_model_spec(config)

@@ -23,7 +23,7 @@ batch_size = 32
 [data]
 train = "task:sort"
 task_args = { digits = 3, partial_credit = true }
-size = 60
+size = 20
 batch_size = 8
 max_prompt_tokens = 16
 [rollout]

@@ -13,7 +13,7 @@ from tqppo.errors import DeadlineExceeded, EngineError, TqppoError
 from tqppo.prompts import Prompt
 from tqppo.protocols import WeightSource
 from tqppo.queue.client import Queue
-from tqppo.rollout.worker import Assignment, RolloutSpec, RolloutWorker
+from tqppo.rollout.worker import Assignment, Probe, RolloutSpec, RolloutWorker
 
 
 class RolloutPool:
@@ -49,13 +49,9 @@ class RolloutPool:
         uids = [prompt.uid for _, prompt in prompts]
         wait_for(calls, self.timeout_s, "the rollout", lambda: self._missing(uids, task.partition))
 
-    def load_weights(self, source: WeightSource) -> None:
-        calls = [worker.load_weights.remote(source) for worker in self.workers]
+    def load_weights(self, source: WeightSource, probe: Probe | None = None) -> None:
+        calls = [worker.load_weights.remote(source, probe) for worker in self.workers]
         wait_for(calls, self.timeout_s, f"loading weights of version {source.version}")
-
-    def scores(self, tokens: Sequence[int]) -> list[list[float]]:
-        """Each replica's log-probabilities of one sequence."""
-        return ray.get([worker.score.remote(list(tokens)) for worker in self.workers], timeout=self.timeout_s)
 
     def close(self) -> None:
         """End every replica, in peace if it answers and by force otherwise."""

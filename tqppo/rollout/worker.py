@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from tqppo import plugins
+from tqppo.doctor import verify_logprobs
 from tqppo.errors import DataError, EngineError
 from tqppo.prompts import Prompt
 from tqppo.protocols import EngineSpec, RolloutEngine, Sampling, WeightSource
@@ -51,6 +52,15 @@ class Assignment:
     partition: str = "train"
     greedy: bool = False  # one more session per prompt, at temperature 0: ReMax's baseline, validation's greedy answer
     keep_tensors: bool = True  # off in validation, where only tags are read
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """A sequence, and what the trainer says of it: `logprobs[i]` is about token i + 1."""
+
+    tokens: Sequence[int]
+    logprobs: Sequence[float]
+    tolerance: float
 
 
 @dataclass(slots=True)
@@ -138,12 +148,11 @@ class RolloutWorker:
         answer = text if reward.prediction is None else reward.prediction
         return Outcome(index, trajectories, reward.score, answer, dict(reward.metrics), reward.drop_group)
 
-    async def load_weights(self, source: WeightSource) -> None:
+    async def load_weights(self, source: WeightSource, probe: Probe | None) -> None:
+        """Take the new weights; with a probe, prove that they are the trainer's."""
         await self.engine.load_weights(source)
-
-    async def score(self, tokens: Sequence[int]) -> list[float]:
-        """Log-probabilities of each next token, for checks after a weight sync."""
-        return (await self.engine.score(tokens)).logprobs.tolist()
+        if probe is not None:
+            await verify_logprobs(self.engine, probe.tokens, probe.logprobs, probe.tolerance)
 
     async def close(self) -> None:
         try:

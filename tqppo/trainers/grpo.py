@@ -17,7 +17,7 @@ class GrpoTrainer:
         batch = s.padding.fill(batch, step)
         batch = s.old_policy.logprobs(batch)  # + old_logprobs
         batch = s.reference.logprobs(batch)  # + ref_logprobs
-        batch = s.advantages.estimate(batch)  # + advantages
+        batch = s.advantages.estimate(batch, step)  # + advantages
         metrics = s.actor.update(batch, step)
         s.rollout.load_weights(s.actor.publish(step))
         s.queue.clear(batch)

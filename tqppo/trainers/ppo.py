@@ -20,7 +20,7 @@ class PpoTrainer:
         batch = s.old_policy.logprobs(batch)  # + old_logprobs
         batch = s.reference.logprobs(batch)  # + ref_logprobs
         batch = self.critic.values(batch)  # + values
-        batch = s.advantages.estimate(batch)  # + advantages, returns
+        batch = s.advantages.estimate(batch, step)  # + advantages, returns
         metrics = self.critic.update(batch, step)
         if step > self.critic_only_steps:
             metrics |= s.actor.update(batch, step)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -20,7 +21,7 @@ from tqppo.queue.client import Queue
 from tqppo.queue.meta import BatchMeta
 from tqppo.queue.replay import Replay
 from tqppo.rollout.pool import RolloutPool, wait_for
-from tqppo.rollout.worker import Assignment
+from tqppo.rollout.worker import Assignment, Probe
 
 Metrics = dict[str, float]
 
@@ -55,7 +56,7 @@ class Rollout:
         self.num_prompts = num_prompts
         self.num_tokens = 0
         self.metrics: Metrics = {}
-        self.check_weights: Callable[[WeightSource], None] = lambda source: None
+        self.probe: Callable[[], Probe | None] = lambda: None  # what the trainer says of a sequence, after an update
 
     def generate(self, step: int) -> BatchMeta:
         """The whole groups of this step: tokens, response_mask, rollout_logprobs, reward."""
@@ -68,8 +69,7 @@ class Rollout:
 
     def load_weights(self, source: WeightSource) -> None:
         with self.clock.time("update_weights"):
-            self.pool.load_weights(source)
-            self.check_weights(source)
+            self.pool.load_weights(source, self.probe())
 
 
 class Padding:
@@ -164,14 +164,30 @@ class Learner(Timed):
 class Advantages:
     """The estimator worker, and β of the KL in the reward, which the driver steers from step to step."""
 
-    def __init__(self, worker: Any, clock: Clock, controller: Controller, *, timeout_s: float) -> None:
+    def __init__(
+        self,
+        worker: Any,
+        clock: Clock,
+        controller: Controller,
+        *,
+        timeout_s: float,
+        dump_to: Callable[[int], Path | None] = lambda step: None,
+    ) -> None:
         self.worker = worker
         self.clock = clock
         self.controller = controller
         self.timeout_s = timeout_s
+        self.dump_to = dump_to  # where a step's trajectories are written, if they are
         self.metrics: Metrics = {}
 
-    def estimate(self, batch: BatchMeta) -> BatchMeta:
+    def estimate(self, batch: BatchMeta, step: int) -> BatchMeta:
+        batch = self._estimate(batch)
+        if path := self.dump_to(step):
+            with self.clock.time("dump_rollout_generations"):
+                wait_for([self.worker.dump.remote(batch, str(path))], self.timeout_s, "writing trajectories")
+        return batch
+
+    def _estimate(self, batch: BatchMeta) -> BatchMeta:
         with self.clock.time("adv"):
             call = self.worker.estimate.remote(batch, self.controller.coef)
             columns, self.metrics = wait_for([call], self.timeout_s, "the estimator")[0]

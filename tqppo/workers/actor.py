@@ -153,6 +153,19 @@ class Actor(Learner):
         )
 
     @remote()
+    def probe(self, tokens: Sequence[int]) -> list[float]:
+        """Log-probability of each next token of one sequence, untempered: what an engine must say of it too."""
+        sequence = torch.tensor(tokens)
+        rows = {
+            "tokens": torch.nested.nested_tensor([sequence], layout=torch.jagged),
+            "response_mask": torch.nested.nested_tensor(
+                [torch.ones(len(tokens) - 1, dtype=torch.bool)], layout=torch.jagged
+            ),
+        }
+        (result,) = self.per_token(rows, lambda micro: (self.model(micro, 1.0, False)[0],))
+        return result.values().tolist()
+
+    @remote()
     def publish(self, version: int) -> WeightSource:
         """The weights as a Hugging Face folder in shared memory, for engines on this node to map or reload."""
         is_writer = self.ranks.rank == 0

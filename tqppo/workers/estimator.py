@@ -5,8 +5,10 @@ It reads small columns only, and puts back what the updates need.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -41,6 +43,8 @@ class EstimatorSpec:
     reject_threshold: float = 2.0
     model_score_weight: float = 1.0
     session_mean: bool = False
+    tokenizer: str = ""  # for writing trajectories as text
+    trust_remote_code: bool = False
 
 
 class Estimator:
@@ -48,6 +52,7 @@ class Estimator:
         torch.set_num_threads(1)
         self.spec = spec
         self.queue = queue
+        self.tokenizer: Any = None
 
     def estimate(self, batch: BatchMeta, kl_coef: float) -> tuple[list[str], Metrics]:
         """Adds advantages, and what the config asks for of returns, loss_mask, correction_weights, session_weight."""
@@ -81,6 +86,38 @@ class Estimator:
         metrics |= self._data_metrics(batch, reward, mask, rows, result, flat.get("values"), penalty)
         self.queue.put(list(batch.keys), put, partition=batch.partition)
         return list(put), metrics
+
+    def dump(self, batch: BatchMeta, path: str) -> None:
+        """The batch's trajectories as JSON lines: text, reward, advantage, log-probabilities."""
+        tokenizer = self._tokenizer()
+        columns = self.queue.get(batch, ["tokens", "rollout_logprobs", "advantages"])
+        unbound = zip(batch.tags, *(columns[name].unbind() for name in columns), strict=True)
+        lines = []
+        for tags, tokens, logprobs, advantages in unbound:
+            if tags.get("is_padding"):
+                continue
+            prompt = tags["prompt_len"]
+            text = {
+                "prompt": tokenizer.decode(tokens[:prompt].tolist()),
+                "response": tokenizer.decode(tokens[prompt:].tolist()),
+            }
+            numbers = {
+                "advantage": float(advantages.sum() / max(1, int((advantages != 0).sum()))),
+                "logprobs": [round(value, 5) for value in logprobs.tolist()],
+            }
+            lines.append(json.dumps({**tags, **text, **numbers}, ensure_ascii=False))
+        target = Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text("".join(f"{line}\n" for line in lines))
+
+    def _tokenizer(self) -> Any:
+        from transformers import AutoTokenizer
+
+        if self.tokenizer is None:
+            self.tokenizer = AutoTokenizer.from_pretrained(
+                self.spec.tokenizer, trust_remote_code=self.spec.trust_remote_code
+            )
+        return self.tokenizer
 
     def _wanted(self, batch: BatchMeta) -> list[str]:
         possible = ["response_mask", "reward", "model_score", "rollout_logprobs", "old_logprobs"]
