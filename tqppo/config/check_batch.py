@@ -76,18 +76,20 @@ def padding_stays_small(context: Context) -> Iterator[Diagnostic]:
     config = context.config
     batch, group = config.data.batch_size, config.rollout.group_size
     rows, multiple = batch * group, required_multiple(config)
-    minis = [getattr(config, role).mini_batch_size or batch for role in learning_roles(config)]
-    if any(mini > batch for mini in minis) or rows % multiple == 0:
-        return
+    roles = learning_roles(config)
+    minis = [getattr(config, role).mini_batch_size or batch for role in roles]
+    uneven = any(mini * group % getattr(config, role).ranks for role, mini in zip(roles, minis, strict=True))
+    if uneven or any(mini > batch for mini in minis) or rows % multiple == 0:
+        return  # E201 and E202 tell of the first two
     padding = -rows % multiple
-    keys = [f"{role}.mini_batch_size" for role in learning_roles(config) if getattr(config, role).mini_batch_size]
+    keys = [f"{role}.mini_batch_size" for role in roles if getattr(config, role).mini_batch_size]
     keys = [*keys, "data.batch_size", "rollout.group_size"]
     common = lcm(*minis)
     works = nearest_numbers(batch, lambda n: n % common == 0, at_most=batch + common)
-    code, size = ("W203", "more than the batch itself") if multiple > rows else ("W205", f"{padding / rows:.0%} of it")
+    code, aside = ("W203", ", which is more than the batch") if multiple > rows else ("W205", "")
     yield context.report(
         code,
-        f"each step's {rows} rows are padded with {padding} to a multiple of {multiple}: {size}",
+        f"each step's {rows} rows are padded with {padding} ({padding / rows:.0%}) to a multiple of {multiple}{aside}",
         keys,
         found=f"{rows} rows, required multiple {multiple}",
         fix=f"set data.batch_size = {works}, or mini-batch sizes that divide {batch}",

@@ -205,11 +205,21 @@ def task_takes_its_arguments(context: Context) -> Iterator[Diagnostic]:
     for name in names:
         if name not in tasks.TASKS or not config.data.task_args:
             continue
-        try:
-            tasks.load(name, config.data.task_args)
-        except TqppoError as error:
-            arguments = ", ".join([*tasks.parameters(name), "partial_credit"])
-            yield context.report("E410", str(error), ("data.task_args", "data.train"), allowed=arguments)
+        known = [*tasks.parameters(name), "partial_credit"]
+        unknown = [each for each in config.data.task_args if each not in known]
+        for each in unknown:
+            key, fix = f"data.task_args.{each}", did_you_mean(each, known)
+            message, keys = f'the task {name} has no argument called "{each}"', (key, "data.train")
+            yield context.report("E410", message, keys, found=each, allowed=", ".join(known), fix=fix, on_key=True)
+        if not unknown:
+            yield from _task_values(context, name)
+
+
+def _task_values(context: Context, name: str) -> Iterator[Diagnostic]:
+    try:
+        tasks.load(name, context.config.data.task_args)
+    except TqppoError as error:
+        yield context.report("E410", str(error), ("data.task_args", "data.train"))
 
 
 @check("reward.function", names=True)

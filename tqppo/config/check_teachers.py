@@ -57,14 +57,15 @@ def pool_adds_up(context: Context) -> Iterator[Diagnostic]:
     if config.mode != "distill" or not size or needed == size:
         return
     lines = [
-        f"{name}: {each.replicas} replicas × {each.tensor_parallel} GPUs = {each.replicas * each.tensor_parallel}"
+        f"{name}: replicas × GPUs each = {each.replicas} × {each.tensor_parallel}"
+        f" = {each.replicas * each.tensor_parallel}"
         for name, each in teachers.items()
     ]
     yield context.report(
         "E503",
         f"the teachers use {needed} GPUs, and their pool has {size}",
         ("distillation.gpus_per_node", "distillation.nodes"),
-        found="\n".join([*lines, f"pool: {section.nodes} nodes × {section.gpus_per_node} GPUs = {size}"]),
+        found="\n".join([*lines, f"pool: nodes × GPUs each = {section.nodes} × {section.gpus_per_node} = {size}"]),
         allowed="exactly as many GPUs as the teachers use",
         fix=_pool_fix(config, needed, size),
     )

@@ -166,17 +166,17 @@ FOREIGN: dict[str, Foreign] = {
     "wandb.project": Foreign("prime-rl", "logging.project"),
     # other spellings
     "max_tokens": Foreign("OpenAI's API", "rollout.max_new_tokens"),
-    "steps": Foreign("other tools", "run.max_steps"),
-    "seed": Foreign("other tools", "run.seed"),
-    "random_seed": Foreign("other tools", "run.seed"),
-    "extends": Foreign("", "", "extends works only at the top of a file"),
+    "steps": Foreign("another tool", "run.max_steps"),
+    "random_seed": Foreign("another tool", "run.seed"),
 }
 
 
 def foreign(path: tuple[str, ...]) -> Foreign | None:
-    """What a key of another tool is called here; the longest matching ending of the path decides."""
-    for start in range(len(path)):
-        known = FOREIGN.get(".".join(path[start:]))
-        if known is not None:
-            return known
+    """What a key of another tool is called here: the longest known ending, of the key or of a table above it."""
+    names = [part.replace("-", "_") for part in path]
+    for end in range(len(names), 0, -1):
+        for start in range(end):
+            known = FOREIGN.get(".".join(names[start:end]))
+            if known is not None:
+                return known
     return None

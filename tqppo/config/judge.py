@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
 from tqppo.config.diagnostics import Diagnostic, Span
-from tqppo.config.foreign import foreign
+from tqppo.config.foreign import Foreign, foreign
 from tqppo.config.layers import Layer, Written
 from tqppo.config.nearest import nearest
 from tqppo.config.schema import Slot, describe, section_of, slots
@@ -136,7 +136,7 @@ class Judge:
             inside = len(one.path) > slot.key.count(".") + 1
             allowed = describe(get_args(slot.field.annotation)[1]) if inside else slot.allowed
             message = f"{key} must be {allowed}"
-            found = f"{kind_of(value)}, {found}" if not isinstance(value, bool) else found
+            found = f"{kind_of(value)} {found}" if not isinstance(value, bool) else found
             fix = conversion(value, slot) if not inside else f"write {allowed}"
             self._problem("E103", message, at, key, found=found, allowed=allowed, fix=fix)
 
@@ -148,7 +148,9 @@ class Judge:
             fix = "use --preset NAME, or a --config file that extends it"
             self._problem("E101", message, one.key, "extends", found=one.key.text, fix=fix)
             return
-        for path, known in _foreign_leaves(one):
+        for path, known in _foreign_leaves(one) if not _is_mistyped_section(one.path) else ():
+            sibling = f"{one.path[0]}.{known.here.rpartition('.')[2]}"  # critic.learning_rate is critic.lr
+            known = replace(known, here=sibling) if sibling in slots() else known
             key, source = ".".join(path), f"{known.origin}'s name" if known.origin != "removed" else "removed"
             message = f"{key} is not a key of tqppo: it is {source}"
             message = f"{key} was removed" if known.origin == "removed" else message
@@ -199,6 +201,7 @@ def _of_document(document: Document) -> Iterator[Written]:
 
 def _leaves(document: Document, path: tuple[str, ...], value: Any, whole: bool) -> Iterator[Written]:
     free = len(path) > (3 if path[0] == "teachers" else 2)
+    whole = whole or (isinstance(value, dict) and _is_unknown(path))
     if isinstance(value, dict) and value and not whole and not free:
         for inner, inner_value in value.items():
             yield from _leaves(document, (*path, inner), inner_value, whole=False)
@@ -212,6 +215,13 @@ def _leaves(document: Document, path: tuple[str, ...], value: Any, whole: bool) 
             yield from _unknown_leaves(document, path, value, key)
         else:
             yield Written(path, value, key, at, elements)
+
+
+def _is_unknown(path: tuple[str, ...]) -> bool:
+    """A table where a section has no such key, such as [actor.optim]."""
+    if path[0] == "teachers":
+        return len(path) == 3 and f"teachers.*.{path[2]}" not in slots()
+    return len(path) == 2 and ".".join(path) not in slots()
 
 
 def _unknown_leaves(document: Document, path: tuple[str, ...], value: Any, header: Span) -> Iterator[Written]:
@@ -233,11 +243,17 @@ def _walk(path: tuple[str, ...], value: Any) -> Iterator[tuple[tuple[str, ...], 
         yield path, value
 
 
-def _foreign_leaves(one: Written) -> Iterator[tuple[tuple[str, ...], Any]]:
+def _foreign_leaves(one: Written) -> Iterator[tuple[tuple[str, ...], Foreign]]:
     for path, _ in [(one.path, None), *_walk(one.path, one.value)]:
         known = foreign(path)
         if known is not None:
             yield path, known
+
+
+def _is_mistyped_section(path: tuple[str, ...]) -> bool:
+    """`[runn] seed`: the key exists in the section that was probably meant."""
+    close = nearest(path[0], Config.model_fields, limit=1) if path[0] not in Config.model_fields else []
+    return bool(close) and ".".join((close[0], *path[1:2])) in slots()
 
 
 def _nested(path: tuple[str, ...], value: Any) -> Any:

@@ -180,7 +180,9 @@ def syntax_hint(span: Span) -> str:
     """A fix for the TOML mistakes that people make most."""
     name, _, value = span.text.partition("=")
     value = value.split("#", 1)[0].strip()
-    if not span.text.lstrip().startswith("[") and "=" not in span.text:
+    if span.text.lstrip().startswith("["):
+        return "write a table's name in brackets, alone on its line: [actor]"
+    if "=" not in span.text:
         return "write key = value"
     if not value:
         return f'give it a value: {name.strip()} = … (a string is written "…")'

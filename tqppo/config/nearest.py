@@ -19,14 +19,22 @@ def distance(a: str, b: str) -> int:
 
 
 def nearest(name: str, known: Iterable[str], limit: int = 3) -> list[str]:
-    """Known names within a third of the name's length, nearest first; case and `-` against `_` count nothing."""
+    """Known names within a third of the name's length, nearest first, then those that begin alike (`sorting`, `sort`).
+    Case, and `-` against `_`, count nothing."""
 
     def plain(text: str) -> str:
         return text.lower().replace("-", "_")
 
+    known = list(known)
     allowed = max(1, len(name) // 3)
     scored = [(distance(plain(name), plain(each)), each) for each in known if abs(len(each) - len(name)) <= allowed]
-    return [each for score, each in sorted(scored) if score <= allowed][:limit]
+    close = [each for score, each in sorted(scored) if score <= allowed]
+    alike = [each for each in known if min(len(each), len(name)) > 2 and _begin_alike(plain(each), plain(name))]
+    return list(dict.fromkeys([*close, *alike]))[:limit]
+
+
+def _begin_alike(a: str, b: str) -> bool:
+    return a.startswith(b) or b.startswith(a)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -59,10 +59,34 @@ def parse(text: str, source: str) -> Document:
     if document.too_deep is not None:
         return document
     try:
-        document.values = tomllib.loads(text)
+        document.values = _loads(text)
+    except TooDeep:
+        document.too_deep = _deep_bracket(document)
     except tomllib.TOMLDecodeError as error:
         return _recover(document, error)
     return document
+
+
+class TooDeep(ValueError):
+    """tomllib recurses into arrays and inline tables, and gave up."""
+
+
+def _loads(text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise TooDeep("nested too deeply") from None
+
+
+def _deep_bracket(document: Document) -> Span:
+    """Where brackets get deeper than a config's can be; tree-sitter may see no array in an unclosed one."""
+    depth = 0
+    for number, line in enumerate(document.text.split("\n"), 1):
+        for column, char in enumerate(line, 1):
+            depth += (char in "[{") - (char in "]}")
+            if depth > MAX_DEPTH:
+                return Span(document.source, number, column, 1, document.line(number))
+    return Span(document.source, 1, 1, 1, document.line(1))
 
 
 def _recover(document: Document, error: tomllib.TOMLDecodeError) -> Document:
@@ -75,7 +99,9 @@ def _recover(document: Document, error: tomllib.TOMLDecodeError) -> Document:
         if broken.lstrip().startswith("["):  # the keys below it would land in another table
             return document
         try:
-            values = tomllib.loads("\n".join(lines))
+            values = _loads("\n".join(lines))
+        except TooDeep:
+            return document
         except tomllib.TOMLDecodeError as next_error:
             found = _problem(document, str(next_error))
             if _stands_alone(lines[found.span.line - 1]):
@@ -89,15 +115,15 @@ def _recover(document: Document, error: tomllib.TOMLDecodeError) -> Document:
 
 def _stands_alone(line: str) -> bool:
     try:
-        tomllib.loads(line)
-    except tomllib.TOMLDecodeError:
+        _loads(line)
+    except ValueError:
         return False
     return True
 
 
 def parse_value(text: str) -> Any:
     """One TOML value; ValueError when the text is anything else, several lines of TOML included."""
-    values = tomllib.loads(f"v = {text}\n")
+    values = _loads(f"v = {text}\n")
     if list(values) != ["v"]:
         raise ValueError("more than one value")
     return values["v"]
@@ -105,7 +131,7 @@ def parse_value(text: str) -> Any:
 
 def parse_key(text: str) -> tuple[str, ...]:
     """A dotted TOML key; ValueError when the text is anything else."""
-    values: Any = tomllib.loads(f"{text} = 0\n")
+    values: Any = _loads(f"{text} = 0\n")
     path = []
     while isinstance(values, dict):
         if len(values) != 1:
