@@ -32,6 +32,7 @@ HELP = [
     ("backends", "list"),
     ("backends", "check"),
     ("backends", "install"),
+    ("doctor", "logprobs"),
 ]
 
 
@@ -148,3 +149,13 @@ def test_backends_list_says_what_is_missing_and_how_to_get_it(tqppo: Run, tmp_pa
     assert not listed["vllm"]["ready"]
     assert "tqppo backends install vllm" in listed["vllm"]["advice"]
     assert "missing" in tqppo("backends", "list", environ=nowhere).out
+
+
+@pytest.mark.slow
+def test_doctor_finds_the_embedded_engine_exact(tqppo: Run) -> None:
+    small = ("--set", "warm_start.steps=0", "--prompts", "4", "--json")
+    answer = tqppo("doctor", "logprobs", "--preset", "quickstart", *small)
+    assert answer.code == 0, answer.err
+    found = json.loads(answer.out)
+    assert found["max_abs"] < 1e-4
+    assert found["correction"] == "none"

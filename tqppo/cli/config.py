@@ -78,7 +78,6 @@ def has_errors(diagnostics: Sequence[Diagnostic]) -> bool:
 def _probe(compilation: Compilation) -> list[Diagnostic]:
     from tqppo.config.probe import probe
 
-    assert compilation.config is not None, "only what compiles is probed"
     return probe(compilation)
 
 

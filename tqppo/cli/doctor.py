@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
@@ -33,8 +34,6 @@ def logprobs(
         print_diagnostics(compilation.diagnostics)
     if not compilation.ok or compilation.config is None:
         raise typer.Exit(ConfigError.exit_code)
-    from rich.console import Console
-
     from tqppo.doctor import render
     from tqppo.rollout.mismatch import measure
 
@@ -42,5 +41,11 @@ def logprobs(
     if as_json:
         emit_json(result.as_dict())
         return
+    if not sys.stdout.isatty():
+        figures = {key: value for key, value in result.as_dict().items() if key != "worst"}
+        typer.echo("\n".join(f"{key}: {value}" for key, value in figures.items()))
+        return
+    from rich.console import Console
+
     title = f"{compilation.name}: {compilation.config.rollout.backend} against transformers in fp32"
     Console().print(render(result, title=title))

@@ -44,9 +44,9 @@ def train(
 
         typer.echo(make_plan(compilation).text().rstrip("\n"))
         return
-    from tqppo import run
+    from tqppo.run import train as start
 
-    raise typer.Exit(run.train(compilation, verbosity=_log(ctx, verbose, quiet)))
+    raise typer.Exit(start(compilation, verbosity=_log(ctx, verbose, quiet)))
 
 
 def resume(
@@ -68,11 +68,11 @@ def resume(
     """Go on with a run, exactly where it stopped."""
     if run and checkpoint:
         raise UsageError(f"resume {run} or --checkpoint {checkpoint}: name one of them")
-    from tqppo import run as runs
+    from tqppo.run import resume as go_on
 
     level = _log(ctx, verbose, quiet)
     where = run or checkpoint or "latest"
-    code = runs.resume(where, list(overrides or []), max_steps=max_steps, fork=fork, verbosity=level)
+    code = go_on(where, list(overrides or []), max_steps=max_steps, fork=fork, verbosity=level)
     raise typer.Exit(code)
 
 
