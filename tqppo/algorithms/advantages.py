@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tqppo.algorithms.groups import GROUP_ESTIMATORS, Fallback, Metrics, Rows, dr_grpo, estimate_groups
-from tqppo.algorithms.layout import blank, per_token, row_counts, row_sum, whiten
+from tqppo.algorithms.layout import bit_mask, blank, per_token, row_counts, row_sum, whiten
 from tqppo.algorithms.scan import discounted_sums
 
 
@@ -52,19 +52,31 @@ def token_rewards(reward: Tensor, rows: Rows, mask: Tensor, penalty: Tensor | No
     return tokens if penalty is None else tokens - blank(mask, penalty)
 
 
-def compact(values: Tensor, mask: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """The tokens that count as [episodes, longest], and which cells of that hold one: masked tokens take no step."""
-    counts = row_counts(mask, lengths).long()
-    cells = torch.arange(int(counts.max()) if counts.numel() else 0, device=mask.device) < counts[:, None]
-    grid = values.new_zeros(cells.shape)
-    grid[cells] = values[mask]
-    return grid, cells
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """The tokens that count as [episodes, longest], each row from the left: masked tokens take no step."""
 
+    cell: Tensor  # [N], each token's place in the flattened grid, counted from 1; 0 where the mask is false
+    shape: tuple[int, int]
 
-def scatter(grid: Tensor, cells: Tensor, mask: Tensor) -> Tensor:
-    tokens = grid.new_zeros(mask.numel())
-    tokens[mask] = grid[cells]
-    return tokens
+    @staticmethod
+    def of(mask: Tensor, lengths: Tensor) -> Grid:
+        ends = lengths.cumsum(0)
+        seen = torch.nn.functional.pad(mask.cumsum(0), (1, 0))  # [N + 1], tokens that count before each place
+        before = seen[ends - lengths]
+        width = int((seen[ends] - before).max()) if lengths.numel() else 0
+        first = torch.arange(lengths.numel(), device=mask.device) * width - before
+        cell = (seen[1:] + per_token(first, lengths)) & bit_mask(mask, torch.int64)
+        return Grid(cell, (lengths.numel(), width))
+
+    def fill(self, values: Tensor) -> Tensor:
+        """[N] → [episodes, longest], 0 where a row has ended."""
+        cells = values.new_zeros(self.shape[0] * self.shape[1] + 1)
+        return cells.scatter_(0, self.cell, values)[1:].view(self.shape)
+
+    def read(self, grid: Tensor) -> Tensor:
+        """[episodes, longest] → [N], 0 where the mask is false."""
+        return torch.nn.functional.pad(grid.reshape(-1), (1, 0)).index_select(0, self.cell)
 
 
 def gae(rewards: Tensor, values: Tensor, mask: Tensor, lengths: Tensor, *, gamma: float, lam: float) -> Estimate:
@@ -72,17 +84,23 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, lengths: Tensor, *, gamma
 
     δ_t = r_t + γ V_{t+1} − V_t, A_t = δ_t + γλ A_{t+1}, where t + 1 is the next token that counts; returns are A + V.
     """
-    reward_grid, cells = compact(rewards, mask, lengths)
-    value_grid, _ = compact(values, mask, lengths)
-    following = torch.nn.functional.pad(value_grid[:, 1:], (0, 1))
-    advantages = discounted_sums(reward_grid + gamma * following - value_grid, gamma * lam)
-    return Estimate(scatter(advantages, cells, mask), scatter(advantages + value_grid, cells, mask))
+    grid = Grid.of(mask, lengths)
+    value = grid.fill(values)
+    following = torch.nn.functional.pad(value[:, 1:], (0, 1))
+    advantages = discounted_sums(grid.fill(rewards) + gamma * following - value, gamma * lam)
+    return Estimate(grid.read(advantages), grid.read(advantages + value))
 
 
 def rewards_to_go(rewards: Tensor, mask: Tensor, lengths: Tensor, *, gamma: float = 1.0) -> Tensor:
     """G_t = r_t + γ G_{t+1} over the tokens of each episode that count: [N]."""
-    grid, cells = compact(rewards, mask, lengths)
-    return scatter(discounted_sums(grid, gamma), cells, mask)
+    if gamma == 1.0:
+        # What the episode has in all minus what came before: a difference of long sums, hence in float64.
+        counted = blank(mask, rewards).double()
+        upto = counted.cumsum(0)
+        ends = torch.nn.functional.pad(upto, (1, 0))[lengths.cumsum(0)]
+        return blank(mask, (per_token(ends, lengths) - upto + counted).to(rewards.dtype))
+    grid = Grid.of(mask, lengths)
+    return grid.read(discounted_sums(grid.fill(rewards), gamma))
 
 
 def reinforce_plus_plus(rewards: Tensor, mask: Tensor, lengths: Tensor, *, gamma: float) -> Estimate:
@@ -126,7 +144,8 @@ def estimate(
 
     `penalty` [N] is β·KL in the reward. `critic` is values [N] for gae, the greedy rewards [B] for remax.
     """
-    mask = mask & per_token(~rows.is_padding, rows.lengths)
+    if bool(rows.is_padding.any()):
+        mask = mask & per_token(~rows.is_padding, rows.lengths)
     if name in GROUP_ESTIMATORS or name == "reinforce_plus_plus_baseline":
         return _estimate_groups(name, reward, mask, rows, options, penalty)
     episodes, rewards = episode_lengths(rows), token_rewards(reward, rows, mask, penalty)
@@ -148,7 +167,7 @@ def _estimate_groups(
         GROUP_ESTIMATORS.get(name, dr_grpo),
         reward,
         rows,
-        num_tokens=row_counts(mask, rows.lengths),
+        num_tokens=row_counts(mask, rows.lengths) if name == "opo" else None,
         single_session=options.single_session,
         zero_variance=options.zero_variance,
     )

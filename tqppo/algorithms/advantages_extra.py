@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tqppo.algorithms.advantages import Estimate, compact, scatter, to_tokens
+from tqppo.algorithms.advantages import Estimate, Grid, to_tokens
 from tqppo.algorithms.groups import EPSILON, Estimator, Rows, Sessions, estimate_groups, grpo
-from tqppo.algorithms.layout import blank, from_padded, to_padded, whiten
+from tqppo.algorithms.layout import blank, whiten
 from tqppo.algorithms.scan import discounted_sums
 
 
@@ -36,33 +36,27 @@ def optimal_token_baseline(
     position, or with `by_turn` at the same number of tokens that count (for rows with observations). `zero_tail`:
     where one row is longer than all others its baseline is 0. Each row is its own episode.
     """
-    if by_turn:
-        reward_grid, cells = compact(rewards, mask, rows.lengths)
-        weight_grid, _ = compact(weights, mask, rows.lengths)
-    else:
-        cells = to_padded(mask, rows.lengths)
-        reward_grid, weight_grid = (to_padded(blank(mask, each), rows.lengths) for each in (rewards, weights))
-    to_go = discounted_sums(reward_grid, 1.0)
-    baseline = _baseline(to_go, weight_grid.cumsum(1) * cells, cells, rows.group, zero_tail)
-    if by_turn:
-        return Estimate(scatter(to_go - baseline, cells, mask), scatter(to_go, cells, mask))
-    advantages, returns = (from_padded(each, rows.lengths) for each in (to_go - baseline, to_go))
-    return Estimate(blank(mask, advantages), blank(mask, returns))
+    grid = Grid.of(mask if by_turn else torch.ones_like(mask), rows.lengths)
+    counts = grid.fill(mask.to(rewards.dtype))  # 1 where a token counts
+    reward, weight = (grid.fill(blank(mask, each)) for each in (rewards, weights))
+    to_go = discounted_sums(reward, 1.0)
+    baseline = _baseline(to_go, weight.cumsum(1) * counts, counts, rows.group, zero_tail)
+    return Estimate(blank(mask, grid.read(to_go - baseline)), blank(mask, grid.read(to_go)))
 
 
-def _baseline(to_go: Tensor, weights: Tensor, cells: Tensor, group: Tensor, zero_tail: bool) -> Tensor:
+def _baseline(to_go: Tensor, weights: Tensor, counts: Tensor, group: Tensor, zero_tail: bool) -> Tensor:
     """Σ weight · reward to go / Σ weight over the group's rows at each step: [B, T]; 0 for a row alone in its group."""
     groups, which = torch.unique(group, return_inverse=True)
     total = weights.new_zeros(groups.numel(), weights.shape[1])
     top = total.index_add(0, which, weights * to_go)
     baseline = (top / (total.index_add(0, which, weights) + 1e-8))[which]
-    lengths = cells.sum(1)
+    lengths = counts.sum(1)
     longest = _group_max(lengths, which, groups.numel())
     is_longest = lengths == longest
     is_alone = torch.bincount(which)[which] == 1
     if zero_tail:
         is_only = torch.bincount(which, weights=is_longest.double())[which] == 1
-        second = _group_max(torch.where(is_longest, 0, lengths), which, groups.numel())
+        second = _group_max(torch.where(is_longest, 0.0, lengths), which, groups.numel())
         tail = torch.arange(weights.shape[1], device=group.device) >= second[:, None]
         baseline = torch.where((is_longest & is_only)[:, None] & tail, 0.0, baseline)
     return torch.where(is_alone[:, None], 0.0, baseline)

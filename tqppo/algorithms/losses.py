@@ -51,8 +51,8 @@ class TokenLoss:
 def summed(log_ratio: Tensor, clipped: Tensor | None = None, lower: Tensor | None = None) -> dict[str, Tensor]:
     zero = log_ratio.new_zeros(())
     return {
-        "actor/pg_clipfrac": zero if clipped is None else clipped.sum(),
-        "actor/pg_clipfrac_lower": zero if lower is None else lower.sum(),
+        "actor/pg_clipfrac": zero if clipped is None else torch.count_nonzero(clipped),
+        "actor/pg_clipfrac_lower": zero if lower is None else torch.count_nonzero(lower),
         "actor/ppo_kl": -log_ratio.detach().clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).sum(),
     }
 
@@ -63,17 +63,16 @@ def weighted(losses: Tensor, tokens: PolicyTokens) -> Tensor:
 
 def ppo(tokens: PolicyTokens, options: PolicyOptions) -> TokenLoss:
     """max(−Aρ, −A·clip(ρ, 1 − low, 1 + high)), with a negative A at most −A·dual (PPO, clip-higher, dual clip)."""
-    log_ratio = blank(tokens.mask, tokens.logprobs - tokens.old_logprobs)
-    advantages = blank(tokens.mask, tokens.advantages)
+    log_ratio, advantages = blank(tokens.mask, tokens.logprobs - tokens.old_logprobs, tokens.advantages)
     ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-    plain = -advantages * ratio
-    clipped = -advantages * ratio.clamp(1.0 - options.clip_low, 1.0 + options.clip_high)
+    pull = -advantages
+    plain = pull * ratio
+    clipped = pull * ratio.clamp(1.0 - options.clip_low, 1.0 + options.clip_high)
     losses = torch.maximum(plain, clipped)
     is_clipped = clipped.detach() > plain.detach()
     is_lower = None
     if options.clip_dual > 0:
-        # A ≥ 0 has no bound: −A·dual is negative there, and must not win the minimum.
-        bound = torch.where(advantages < 0, -advantages * options.clip_dual, torch.inf)
+        bound = advantages.abs() * options.clip_dual  # with A ≥ 0 the loss is negative: never bounded
         is_lower = losses.detach() > bound
         losses = torch.minimum(losses, bound)
     return TokenLoss(weighted(losses, tokens), summed(log_ratio, is_clipped, is_lower))
@@ -81,32 +80,32 @@ def ppo(tokens: PolicyTokens, options: PolicyOptions) -> TokenLoss:
 
 def gspo(tokens: PolicyTokens, options: PolicyOptions) -> TokenLoss:
     """PPO's clip on the sequence's ratio exp(mean log-ratio); each token carries its share of the gradient (GSPO)."""
-    logprobs, log_ratio = blank(tokens.mask, tokens.logprobs, tokens.logprobs - tokens.old_logprobs)
-    advantages = blank(tokens.mask, tokens.advantages)
+    logprobs, old, advantages = blank(tokens.mask, tokens.logprobs, tokens.old_logprobs, tokens.advantages)
+    log_ratio = logprobs.detach() - old
     counts = row_counts(tokens.mask, tokens.lengths, log_ratio.dtype).clamp(min=1)
-    sequence = row_sum(log_ratio.detach(), tokens.lengths) / counts  # [B]
+    sequence = row_sum(log_ratio, tokens.lengths) / counts  # [B]
     # Worth the sequence's ratio, with the gradient of the token's own log-probability.
     ratio = (logprobs - logprobs.detach() + per_token(sequence, tokens.lengths)).clamp(max=10.0).exp()
-    plain = -advantages * ratio
-    clipped = -advantages * ratio.clamp(1.0 - options.clip_low, 1.0 + options.clip_high)
+    pull = -advantages
+    plain = pull * ratio
+    clipped = pull * ratio.clamp(1.0 - options.clip_low, 1.0 + options.clip_high)
     is_clipped = clipped.detach() > plain.detach()
     return TokenLoss(weighted(torch.maximum(plain, clipped), tokens), summed(log_ratio, is_clipped))
 
 
 def cispo(tokens: PolicyTokens, options: PolicyOptions) -> TokenLoss:
     """−sg(clip(ρ))·A·log π: clipped tokens keep a gradient (CISPO)."""
-    logprobs, log_ratio = blank(tokens.mask, tokens.logprobs, tokens.logprobs - tokens.old_logprobs)
-    advantages = blank(tokens.mask, tokens.advantages)
-    ratio = log_ratio.detach().clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    logprobs, old, advantages = blank(tokens.mask, tokens.logprobs, tokens.old_logprobs, tokens.advantages)
+    log_ratio = logprobs.detach() - old
+    ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     clipped = ratio.clamp(1.0 - options.clip_low, 1.0 + options.clip_high)
     return TokenLoss(weighted(-(clipped * advantages) * logprobs, tokens), summed(log_ratio, ratio != clipped))
 
 
 def gpg(tokens: PolicyTokens, options: PolicyOptions) -> TokenLoss:
     """−A·log π: the plain policy gradient (GPG)."""
-    logprobs, advantages = blank(tokens.mask, tokens.logprobs, tokens.advantages)
-    log_ratio = blank(tokens.mask, tokens.logprobs.detach() - tokens.old_logprobs)
-    return TokenLoss(weighted(-advantages * logprobs, tokens), summed(log_ratio))
+    logprobs, old, advantages = blank(tokens.mask, tokens.logprobs, tokens.old_logprobs, tokens.advantages)
+    return TokenLoss(weighted(-advantages * logprobs, tokens), summed(logprobs.detach() - old))
 
 
 def geo_mean(tokens: PolicyTokens, options: PolicyOptions) -> TokenLoss:
@@ -115,31 +114,31 @@ def geo_mean(tokens: PolicyTokens, options: PolicyOptions) -> TokenLoss:
     clip_low and clip_high bound the log-ratio; A is the sequence's mean advantage. Meant for seq-mean-token-mean.
     """
     lengths = tokens.lengths
-    log_ratio = blank(tokens.mask, tokens.logprobs - tokens.old_logprobs)
-    advantages = blank(tokens.mask, tokens.advantages)
+    log_ratio, advantages = blank(tokens.mask, tokens.logprobs - tokens.old_logprobs, tokens.advantages)
     counts = row_counts(tokens.mask, lengths, log_ratio.dtype).clamp(min=1)
-    clamped = log_ratio.clamp(-options.clip_low, options.clip_high)
-    # The pessimistic one of the two: the smaller with a positive advantage, the larger with a negative one.
+    # The pessimistic one of log-ratio and clipped log-ratio: only the side that A pushes to is bounded.
     sign = advantages.sign()
-    pessimistic = sign * torch.minimum(sign * log_ratio, sign * clamped)
+    bound = 0.5 * (options.clip_high + options.clip_low) + 0.5 * (options.clip_high - options.clip_low) * sign
+    pushed = sign * log_ratio
+    pessimistic = sign * torch.minimum(pushed, bound)
     mean = (row_sum(pessimistic, lengths) / counts).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     sequence = -row_sum(advantages, lengths) / counts * mean.exp()  # [B]
     if tokens.weights is not None:
         log_weights = blank(tokens.mask, (tokens.weights + 1e-10).log())
         sequence = sequence * (row_sum(log_weights, lengths) / counts).exp()
-    outside = log_ratio.detach() != clamped.detach()
+    outside = (log_ratio.detach() > options.clip_high) | (log_ratio.detach() < -options.clip_low)
     metrics = summed(log_ratio, outside & (advantages > 0), outside & (advantages < 0))
     return TokenLoss(blank(tokens.mask, per_token(sequence, lengths)), metrics)
 
 
 def sapo(tokens: PolicyTokens, options: PolicyOptions) -> TokenLoss:
     """−A·σ(τ(ρ − 1))·4/τ, τ by the sign of A: a soft gate instead of a clip (SAPO)."""
-    log_ratio = blank(tokens.mask, tokens.logprobs - tokens.old_logprobs)
-    advantages = blank(tokens.mask, tokens.advantages)
+    log_ratio, advantages = blank(tokens.mask, tokens.logprobs - tokens.old_logprobs, tokens.advantages)
     ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-    tau = torch.where(advantages > 0, options.tau_positive, options.tau_negative).to(ratio.dtype)
-    gate = torch.sigmoid(tau * (ratio - 1.0)) * (4.0 / tau)
-    return TokenLoss(weighted(-gate * advantages, tokens), summed(log_ratio))
+    is_positive = advantages.sign().clamp(min=0.0)  # 1 or 0; torch.where is slow on a CPU
+    tau = options.tau_negative + (options.tau_positive - options.tau_negative) * is_positive
+    losses = torch.sigmoid(tau * (ratio - 1.0)) * (advantages / tau * -4.0)
+    return TokenLoss(weighted(losses, tokens), summed(log_ratio))
 
 
 POLICY_LOSSES: dict[str, Callable[[PolicyTokens, PolicyOptions], TokenLoss]] = {
