@@ -78,10 +78,8 @@ def renamed(path: Path) -> Path:
 
 
 def test_every_package_folder_is_listed() -> None:
-    folders = [ROOT / top for top in ("tqppo", "backends", "presets")]
-    for folder in folders:  # grows while we go down
-        folders += [init.parent for init in folder.glob("*/__init__.py")]
-    found = {".".join(renamed(folder.relative_to(ROOT)).parts) for folder in folders}
+    modules = [path for top in ("tqppo", "backends", "presets") for path in (ROOT / top).rglob("*.py")]
+    found = {".".join(renamed(path.parent.relative_to(ROOT)).parts) for path in modules}
     assert set(project()["tool"]["setuptools"]["packages"]) == found
 
 
