@@ -78,8 +78,7 @@ def root() -> Path:
 
 def folder_of(name: str) -> Path:
     """Where the environment with today's pins is, or would be; other pins are another folder."""
-    steps = [list(step) for step in environment(name).steps]
-    pins = json.dumps([steps, sys.version_info[:2]])
+    pins = json.dumps([environment(name).steps, sys.version_info[:2]])
     return root() / f"{name}-{hashlib.sha256(pins.encode()).hexdigest()[:10]}"
 
 
@@ -147,7 +146,8 @@ def _build(name: str, folder: Path, report: Report) -> None:
     python = str(folder / "bin" / "python")
     log.write_text("")
     report(f"{name}: building {folder} (some minutes, some gigabytes; log: {log})")
-    _run([sys.executable, "-m", "venv", str(folder)], log, report)
+    without_pip = [] if spec.steps else ["--without-pip"]
+    _run([sys.executable, "-m", "venv", *without_pip, str(folder)], log, report)
     for number, step in enumerate(spec.steps, 1):
         report(f"{name}: step {number} of {len(spec.steps)}: pip {' '.join(step)[:90]}")
         quiet = ["--progress-bar", "off"] if step[0] == "install" else []

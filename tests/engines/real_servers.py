@@ -1,4 +1,4 @@
-"""What both real engines are put through besides the contract; `test_vllm` and `test_sglang` import everything from here.
+"""What both real engines are put through besides the contract; `test_vllm` and `test_sglang` import it all.
 
 `subject` is the engine of the whole file, `untied_subject` a second model for one test.
 """
@@ -106,7 +106,7 @@ def test_kill_9_of_the_server_in_mid_generation_changes_no_result(subject: Subje
         return await asyncio.gather(*tasks)
 
     after = subject.run(work())
-    assert [len(c.tokens) for c in after] and {c.weight_version for c in after} == {subject.version}
+    assert {c.weight_version for c in after} == {subject.version}
     assert sum(a.tokens == b.tokens for a, b in zip(after, before, strict=True)) >= 12  # other batches, other last bits
     assert_exact(subject, asked[:4], tolerance)
     assert_gone(processes)

@@ -1,0 +1,122 @@
+"""How servers are told what to do, without starting one."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tqppo import plugins
+from tqppo.errors import BackendError, EngineError, PreflightError
+from tqppo.protocols import EngineSpec, Request, Sampling
+
+VLLM, SGLANG = plugins.load("rollout", "vllm"), plugins.load("rollout", "sglang")
+server = sys.modules[VLLM.__mro__[1].__module__]
+process = sys.modules[server.__name__.replace("_server", "_process")]
+
+
+def spec(model: Path, **changes: Any) -> EngineSpec:
+    return EngineSpec(**{"model": str(model), "max_context_tokens": 128, **changes})
+
+
+def command(engine: Any) -> list[str]:
+    flags = server.to_flags(engine.arguments() | engine._user_arguments, negatable=engine.negatable)
+    return [*engine.command("python", 20_000), *flags]
+
+
+def test_flags_take_booleans_numbers_lists_tables_and_nothing() -> None:
+    arguments = {"a": True, "b": False, "c": 2, "d": ["x", 1], "e": {"k": 1}, "f": None}
+    assert server.to_flags(arguments, negatable=True) == [
+        "--a",
+        "--no-b",
+        "--c",
+        "2",
+        "--d",
+        "x",
+        "1",
+        "--e",
+        '{"k": 1}',
+    ]
+    assert "--no-b" not in server.to_flags(arguments, negatable=False)
+
+
+@pytest.mark.parametrize("engine_class", [VLLM, SGLANG])
+def test_a_users_argument_replaces_ours(engine_class: Any, tiny_model: Path) -> None:
+    name = "kv-cache-memory-bytes" if engine_class is VLLM else "max-total-tokens"
+    engine = engine_class(spec(tiny_model, engine_args={name.replace("-", "_"): 1234}))
+    found = command(engine)
+    assert found.count(f"--{name}") == 1
+    assert found[found.index(f"--{name}") + 1] == "1234"
+
+
+@pytest.mark.parametrize("engine_class", [VLLM, SGLANG])
+@pytest.mark.parametrize("name", ["port", "host", "dtype", "--api-key", "served_model_name", "trust-remote-code"])
+def test_arguments_that_tqppo_sets_itself_are_refused_by_name(engine_class: Any, name: str, tiny_model: Path) -> None:
+    with pytest.raises(PreflightError, match=name.strip("-").replace("_", "-")):
+        engine_class(spec(tiny_model, engine_args={name: "x"}))
+
+
+@pytest.mark.parametrize("engine_class", [VLLM, SGLANG])
+def test_the_constructor_starts_nothing_and_close_is_harmless(engine_class: Any, tiny_model: Path) -> None:
+    asyncio.run(engine_class(spec(tiny_model)).close())
+
+
+@pytest.mark.parametrize("engine_class", [VLLM, SGLANG])
+def test_loopback_needs_no_token_and_anything_else_does(engine_class: Any, tiny_model: Path) -> None:
+    assert not engine_class(spec(tiny_model)).token
+    assert not engine_class(spec(tiny_model, host="::1")).token
+    assert len(engine_class(spec(tiny_model, host="0.0.0.0")).token) >= 32
+
+
+def test_on_a_gpu_the_same_code_has_other_flags(tiny_model: Path) -> None:
+    vllm, sglang = (c(spec(tiny_model, tensor_parallel=2, memory_fraction=0.4)) for c in (VLLM, SGLANG))
+    vllm.on_gpu = sglang.on_gpu = True
+    assert {"--tensor-parallel-size", "--gpu-memory-utilization", "--enable-sleep-mode"} <= set(command(vllm))
+    assert {"--tensor-parallel-size", "--mem-fraction-static", "--enable-memory-saver"} <= set(command(sglang))
+    assert not {"--enforce-eager", "--kv-cache-memory-bytes"} & set(command(vllm))
+    assert "SGLANG_USE_CPU_ENGINE" not in sglang.environment()
+
+
+def test_hidden_gpus_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert not server.has_gpu()
+
+
+def test_a_prompt_that_fills_the_context_is_refused_before_it_is_sent(tiny_model: Path) -> None:
+    with pytest.raises(EngineError, match="128"):
+        asyncio.run(VLLM(spec(tiny_model)).generate(Request([1] * 128, Sampling(), 0, "r")))
+
+
+def test_ports_are_free_and_differ() -> None:
+    ports = {process.free_port() for _ in range(20)}
+    assert len(ports) >= 19
+    assert all(20_000 <= port < 32_000 for port in ports)
+
+
+def test_the_servers_environment_has_nothing_of_the_hosts_interpreter_or_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PYTHONPATH", "VIRTUAL_ENV", "RAY_JOB_ID"):
+        monkeypatch.setenv(name, "x")
+    found = process.clean_environment({"A": "1"})
+    assert found["A"] == "1"
+    assert not {"PYTHONPATH", "VIRTUAL_ENV", "RAY_JOB_ID"} & found.keys()
+
+
+@pytest.mark.parametrize("engine_class", [VLLM, SGLANG])
+def test_attaching_to_nobody_says_so(engine_class: Any, tiny_model: Path) -> None:
+    engine = engine_class(spec(tiny_model, endpoint=f"http://127.0.0.1:{process.free_port()}"))
+    with pytest.raises(BackendError, match="no healthy"):
+        asyncio.run(engine.start())
+
+
+@pytest.mark.parametrize("name", ["vllm", "sglang"])
+def test_a_missing_environment_names_the_command_that_makes_it(
+    name: str, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TQPPO_ENGINES", str(tmp_path))
+    engine = plugins.load("rollout", name)(spec(tiny_model))
+    with pytest.raises(BackendError, match=f"tqppo backends install {name}") as caught:
+        asyncio.run(engine.start())
+    assert caught.value.exit_code == 4
