@@ -61,6 +61,11 @@ def declared() -> dict[str, Column]:
     return dict(_DECLARED)
 
 
+def custom() -> tuple[Column, ...]:
+    """What was declared besides our own; queue handles carry these to other processes."""
+    return tuple(column for name, column in _DECLARED.items() if name not in _OWN)
+
+
 def _declare_own() -> None:
     sequence, response, row = Kind.SEQUENCE, Kind.RESPONSE, Kind.ROW
     own = [
@@ -90,3 +95,4 @@ def _declare_own() -> None:
 
 
 _declare_own()
+_OWN = frozenset(_DECLARED)

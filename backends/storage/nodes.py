@@ -25,6 +25,7 @@ class NodeActors:
         options = {
             "name": self._name(node),
             "num_cpus": 0,
+            "max_concurrency": 4,  # a large copy does not hold up small requests
             "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False),
         }
         actor: Any = ray.remote(actor_class).options(**options).remote(*args)

@@ -1,7 +1,8 @@
 """RayStorage: blocks as Ray objects, kept by an actor of their node so that a producer's death loses nothing.
 
-Small columns of a block share one object, a wide column has its own, so that a reader on another node fetches what
-it asks for. Ray's memory is read-only, and a write to it would end the process: readers get copies.
+Small columns of a block share objects, a wide column has its own, so that a reader on another node fetches little more
+than it asks for; a small block stays in the actor itself. Ray's memory is read-only, and a write to it would end the
+process: readers get copies.
 """
 
 from __future__ import annotations
@@ -10,21 +11,21 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import ray
 
 from tqppo.errors import BackendError
 from tqppo.protocols import Locator, StorageSpec
-from tqppo.queue.block import Block, BlockView, Bytes, aligned, parse
+from tqppo.queue.block import Block, BlockView, Bytes, Layout, parse
 from tqppo.queue.calls import Remote
 
 from .nodes import NodeActors, this_node, who
 
 log = logging.getLogger(__name__)
 
-WIDE = 1 << 20  # bytes of a column that has an object of its own
+SMALL = 64 << 10  # bytes of a block that is not worth objects of its own
+WIDE = 16 << 20  # bytes; what is larger has an object of its own: every object costs messages, every byte a transfer
 
-Part = tuple[Any, dict[int, int]]  # object, and where in it the block's pieces are: start in the block → in the object
+Part = tuple[Any, list[int]]  # object (a list of arrays; None: in the actor), and where they start in the block
 
 
 class RayStorage:
@@ -40,26 +41,43 @@ class RayStorage:
         _warn_of_small_store(node, self.spec.budget_bytes)
 
     async def write(self, block: Block) -> Locator:
-        arrays, places = _packed(block)
-        node, name = self.node, block.layout.block
-        refs = await Remote(self._keepers.of(node).keep.remote(name, arrays), who(node), self.spec.timeout_s)
-        parts = list(zip(refs, places, strict=True))
+        groups = _grouped(block)
+        arrays = [[piece for _, piece in group] for group in groups]
+        node, name, small = self.node, block.layout.block, block.num_bytes <= SMALL
+        refs = await Remote(self._keepers.of(node).keep.remote(name, arrays, small), who(node), self.spec.timeout_s)
+        parts = [(ref, [start for start, _ in group]) for ref, group in zip(refs, groups, strict=True)]
         return Locator(node, name, block.num_bytes, (block.layout.header, parts))
 
     async def read(self, locators: Sequence[Locator], columns: Sequence[str] | None) -> list[BlockView | None]:
         layouts = [parse(locator.place[0]) for locator in locators]
-        pieces = [dict(layout.pieces(columns)) for layout in layouts]
-        wanted: list[list[Part]] = [
-            [part for part in locator.place[1] if not part[1].keys().isdisjoint(needed)]
-            for locator, needed in zip(locators, pieces, strict=True)
-        ]
-        refs = [ref for parts in wanted for ref, _ in parts]
+        wanted = [_having(locator.place[1], layout, columns) for locator, layout in zip(locators, layouts, strict=True)]
+        small = await self._small([locator for locator in locators if locator.num_bytes <= SMALL])
+        refs = [ref for parts in wanted for ref, _ in parts if ref is not None]
         nodes = ", ".join(sorted({locator.node for locator in locators}))
-        arrays = iter(await Remote(refs, who(nodes), self.spec.timeout_s))
-        return [
-            BlockView(layout, pieces=_cut([(next(arrays), where) for _, where in parts], sizes), writable=False)
-            for layout, parts, sizes in zip(layouts, wanted, pieces, strict=True)
-        ]
+        objects = iter(await Remote(refs, who(nodes), self.spec.timeout_s) if refs else ())
+        views: list[BlockView | None] = []
+        for locator, layout, parts in zip(locators, layouts, wanted, strict=True):
+            if locator.num_bytes <= SMALL:
+                arrays = small[locator.block]
+                pieces = None if arrays is None else dict(zip([s for s, _ in layout.pieces()], arrays, strict=True))
+            else:
+                pieces = {start: a for _, starts in parts for start, a in zip(starts, next(objects), strict=True)}
+            views.append(None if pieces is None else BlockView(layout, pieces=pieces, writable=False))
+        return views
+
+    async def _small(self, locators: Sequence[Locator]) -> dict[str, list[Bytes] | None]:
+        """The pieces of small blocks, one request per node."""
+        by_node: dict[str, list[str]] = {}
+        for locator in locators:
+            by_node.setdefault(locator.node, []).append(locator.block)
+        replies = {
+            node: Remote(self._keepers.of(node).read.remote(blocks), who(node), self.spec.timeout_s)
+            for node, blocks in by_node.items()
+        }
+        found: dict[str, list[Bytes] | None] = {}
+        for node, blocks in by_node.items():
+            found.update(zip(blocks, await replies[node], strict=True))
+        return found
 
     def free(self, locators: Sequence[Locator]) -> None:
         by_node: dict[str, list[str]] = {}
@@ -82,43 +100,47 @@ class Keeper:
 
     def __init__(self) -> None:
         self._refs: dict[str, list[Any]] = {}
+        self._small: dict[str, list[Bytes]] = {}
 
     def ready(self) -> bool:
         return True
 
-    def keep(self, block: str, arrays: list[Bytes]) -> list[Any]:
-        self._refs[block] = [ray.put(array) for array in arrays]  # ours now, whatever becomes of the caller
+    def keep(self, block: str, groups: list[list[Bytes]], small: bool) -> list[Any]:
+        if small:
+            self._small[block] = [piece.copy() for group in groups for piece in group]
+            return [None] * len(groups)
+        self._refs[block] = [ray.put(group) for group in groups]  # ours now, whatever becomes of the caller
         return self._refs[block]
+
+    def read(self, blocks: Sequence[str]) -> list[list[Bytes] | None]:
+        return [self._small.get(block) for block in blocks]
 
     def drop(self, blocks: Sequence[str]) -> None:
         for block in blocks:
             self._refs.pop(block, None)
+            self._small.pop(block, None)
 
     def close(self) -> None:
         self._refs.clear()
 
 
-def _packed(block: Block) -> tuple[list[Bytes], list[dict[int, int]]]:
-    """The small pieces in one array, every wide one as it is; and where in its array each piece begins."""
-    pieces = block.pieces[1:]  # the header travels with the locator
-    small = [(start, piece) for start, piece in pieces if piece.nbytes < WIDE]
-    wide = [(start, piece) for start, piece in pieces if piece.nbytes >= WIDE]
-    place, size = {}, 0
-    for start, piece in small:
-        place[start], size = size, aligned(size + piece.nbytes)
-    packed = np.zeros(size, np.uint8)
-    for start, piece in small:
-        packed[place[start] : place[start] + piece.nbytes] = piece
-    return [packed, *(piece for _, piece in wide)], [place, *({start: 0} for start, _ in wide)]
+def _grouped(block: Block) -> list[list[tuple[int, Bytes]]]:
+    """The pieces of a block by object: neighbours together while they are small. The header goes with the locator."""
+    groups: list[list[tuple[int, Bytes]]] = [[]]
+    size = 0
+    for start, piece in block.pieces[1:]:
+        if groups[-1] and size + piece.nbytes > WIDE:
+            groups.append([])
+            size = 0
+        groups[-1].append((start, piece))
+        size += piece.nbytes
+    return groups
 
 
-def _cut(parts: Sequence[tuple[Bytes, dict[int, int]]], sizes: dict[int, int]) -> dict[int, Bytes]:
-    return {
-        start: array[position : position + sizes[start]]
-        for array, where in parts
-        for start, position in where.items()
-        if start in sizes
-    }
+def _having(parts: Sequence[Part], layout: Layout, columns: Sequence[str] | None) -> list[Part]:
+    """The objects that hold something of these columns."""
+    needed = {start for start, _ in layout.pieces(columns)}
+    return [part for part in parts if not needed.isdisjoint(part[1])]
 
 
 def _warn_of_small_store(node: str, budget_bytes: int) -> None:

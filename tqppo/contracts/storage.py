@@ -132,14 +132,14 @@ def test_rows_of_many_puts_and_scattered_rows_are_gathered_in_the_order_asked(qu
         values = {"check_tokens": [rows[key] for key in part], "check_number": numbered, "check_json": part}
         queue.put(part, values)
     for wanted in (order, order[:13], order[:1]):
-        found = queue.get(BatchMeta("train", wanted), ["check_tokens", "check_number", "check_json"])
+        found = queue.get(BatchMeta("train", tuple(wanted)), ["check_tokens", "check_number", "check_json"])
         check_ragged(found["check_tokens"], [rows[key] for key in wanted], "int32")
         assert found["check_number"].tolist() == [float(list(rows).index(key)) for key in wanted]
         assert found["check_json"] == wanted
 
 
 def test_json_holds_small_data_of_any_shape(queue: Queue) -> None:
-    values = [{"a": [1, 2.5, None]}, "zażółć", [], None, {"nested": {"deep": True}}]
+    values: list[Any] = [{"a": [1, 2.5, None]}, "zażółć", [], None, {"nested": {"deep": True}}]
     batch = queue.put(keys(5), {"check_json": values})
     assert queue.get(batch, ["check_json"])["check_json"] == values
 
@@ -426,7 +426,7 @@ def test_producers_and_consumers_in_several_processes(queue: Queue) -> None:
 
 def test_any_order_of_operations_does_what_a_dictionary_would(queue: Queue, tmp_path: Path) -> None:
     run_state_machine_as_test(
-        lambda: QueueMachine(queue, tmp_path),
+        lambda: QueueMachine(queue, tmp_path),  # type: ignore[arg-type]
         settings=settings(
             max_examples=10, stateful_step_count=25, deadline=None, database=None,
             suppress_health_check=list(HealthCheck),

@@ -15,6 +15,7 @@ from typing import Any
 import ray
 
 from tqppo import plugins
+from tqppo.columns import Column, custom, declare
 from tqppo.errors import DataLost, QueueError
 from tqppo.protocols import Storage, StorageSpec
 from tqppo.queue import snapshots
@@ -236,11 +237,15 @@ class Queue:
         if not await self._ask("replace", block, rows, columns, smaller):
             store.free([smaller])
 
-    def __getstate__(self) -> tuple[str, StorageSpec, Link]:
-        return self.storage, self.spec, self._link
+    def __reduce__(self) -> Any:
+        return _arrived, (self.storage, self.spec, self._link, custom())
 
-    def __setstate__(self, state: tuple[str, StorageSpec, Link]) -> None:
-        Queue.__init__(self, *state)
+
+def _arrived(storage: str, spec: StorageSpec, link: Link, columns: Sequence[Column]) -> Queue:
+    """A handle in another process, which learns the columns that its sender had declared."""
+    for each in columns:
+        declare(each)
+    return Queue(storage, spec, link)
 
 
 def _new_batch(partition: str, keys: Sequence[str], tags: Sequence[Tags] | None) -> BatchMeta:

@@ -27,6 +27,7 @@ class Runs:
     block: np.ndarray
     first: np.ndarray
     last: np.ndarray
+    blocks: tuple[int, ...]  # all of them, once
 
     @staticmethod
     def of(block: np.ndarray, row: np.ndarray) -> Runs:
@@ -34,13 +35,12 @@ class Runs:
         breaks = np.flatnonzero((np.diff(block) != 0) | (np.diff(row) != 1)) + 1
         starts = np.concatenate(([0], breaks))
         ends = np.concatenate((breaks, [len(row)]))
-        return Runs(block[starts], row[starts], row[ends - 1] + 1)
+        return Runs(block[starts], row[starts], row[ends - 1] + 1, tuple(dict.fromkeys(block[starts].tolist())))
 
 
 def gather(views: Sequence[BlockView], runs: Runs, name: str, arena: Arena) -> Tensor | list[Any]:
     """One column of the rows of `runs`: a dense tensor [B, *trailing], a jagged nested tensor, or a list."""
-    used = np.unique(runs.block)
-    fields = [views[i].layout.fields[name] for i in used]
+    fields = [views[i].layout.fields[name] for i in runs.blocks]
     _check_alike(name, fields)
     like = fields[0]
     if like.kind == "dense":
@@ -60,7 +60,7 @@ def _check_alike(name: str, fields: Sequence[Field]) -> None:
 
 def _dense(views: Sequence[BlockView], runs: Runs, like: Field, arena: Arena) -> tuple[Bytes, Field, int]:
     size, num_rows = _item_bytes(like), int((runs.last - runs.first).sum())
-    if len(runs.block) > 1 and size and (runs.block == runs.block[0]).all():
+    if len(runs.block) > 1 and len(runs.blocks) == 1 and size:
         values = arena.lend(num_rows * size)
         source = views[runs.block[0]].values(like.name).reshape(-1, size)
         np.take(source, _rows(runs), axis=0, out=values.reshape(-1, size), mode="clip")  # "raise" would buffer
@@ -73,7 +73,7 @@ def _dense(views: Sequence[BlockView], runs: Runs, like: Field, arena: Arena) ->
 def _ragged(views: Sequence[BlockView], runs: Runs, like: Field, arena: Arena) -> tuple[Bytes, np.ndarray]:
     """Values of the rows one after the other, and the rows' lengths in tokens."""
     size = _item_bytes(like)
-    offsets = {int(i): views[i].offsets(like.name) for i in np.unique(runs.block)}
+    offsets = {i: views[i].offsets(like.name) for i in runs.blocks}
     if len(offsets) == 1:
         of = next(iter(offsets.values()))
         starts, stops = of[runs.first] * size, of[runs.last] * size

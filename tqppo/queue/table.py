@@ -146,6 +146,12 @@ class Table:
 
 
 def _count(dead: dict[int, int], blocks: np.ndarray) -> None:
+    last = int(blocks.max(initial=_NONE))
+    if last == _NONE:
+        return
+    if int(blocks.min()) == last:  # the usual case, without sorting
+        dead[last] = dead.get(last, 0) + len(blocks)
+        return
     for block, cells in zip(*np.unique(blocks[blocks != _NONE], return_counts=True), strict=True):
         dead[int(block)] = dead.get(int(block), 0) + int(cells)
 
