@@ -164,6 +164,8 @@ class Decoder:
     def _take_tokens(self, logits: Tensor, begin: int = 0) -> Finished:
         """Sample one token for each row from `begin` on; finished rows leave."""
         tokens, logprobs = self._sample(logits, begin)
+        if not np.isfinite(logprobs).all():
+            raise EngineError(f"the model's logits are not finite numbers (weights of version {self.weight_version})")
         is_done = self.rows.record(tokens, logprobs, begin)
         gone = begin + np.flatnonzero(is_done)
         return self._leave(gone) if len(gone) else []

@@ -49,7 +49,7 @@ def sample(
     cumulative = probabilities.cumsum(-1)
     threshold = torch.from_numpy(uniform).to(logits.device)[:, None] * cumulative[:, -1:]
     # The first token whose cumulative probability exceeds the threshold: never one of probability 0.
-    tokens = torch.searchsorted(cumulative, threshold, right=True)
+    tokens = torch.searchsorted(cumulative, threshold, right=True).clamp_(max=logits.shape[-1] - 1)  # NaN sorts last
     return tokens[:, 0], probabilities.gather(1, tokens)[:, 0].log_()
 
 

@@ -229,7 +229,7 @@ class EmbeddedRollout:
         if task.cancelled() or error is not None:
             if self._decoder is not None:
                 self._decoder.reset()
-            self._fail(f"its work was cancelled or failed: {error!r}", error)
+            self._fail("its work was cancelled" if error is None else f"{type(error).__name__}: {error}", error)
         self._wake_up()
 
     # When things do not go to plan.
