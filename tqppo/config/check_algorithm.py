@@ -128,7 +128,7 @@ def warm_ups_end(context: Context) -> Iterator[Diagnostic]:
     for key in ("actor.warmup_steps", "critic.warmup_steps", "critic.warmup_only_steps"):
         if context.value(key) >= steps and (context.config.mode == "ppo" or key.startswith("actor")):
             yield context.report(
-                "E312",
+                "W312",
                 f"the warm-up of {context.value(key)} steps does not end within a run of {steps}",
                 (key, "run.max_steps"),
                 allowed=f"less than {steps}",

@@ -253,7 +253,7 @@ def _foreign_leaves(one: Written) -> Iterator[tuple[tuple[str, ...], Foreign]]:
 def _is_mistyped_section(path: tuple[str, ...]) -> bool:
     """`[runn] seed`: the key exists in the section that was probably meant."""
     close = nearest(path[0], Config.model_fields, limit=1) if path[0] not in Config.model_fields else []
-    return bool(close) and ".".join((close[0], *path[1:2])) in slots()
+    return bool(close) and len(path) > 1 and ".".join((close[0], *path[1:2])) in slots()
 
 
 def _nested(path: tuple[str, ...], value: Any) -> Any:

@@ -30,7 +30,7 @@ def nearest(name: str, known: Iterable[str], limit: int = 3) -> list[str]:
     scored = [(distance(plain(name), plain(each)), each) for each in known if abs(len(each) - len(name)) <= allowed]
     close = [each for score, each in sorted(scored) if score <= allowed]
     alike = [each for each in known if min(len(each), len(name)) > 2 and _begin_alike(plain(each), plain(name))]
-    return list(dict.fromkeys([*close, *alike]))[:limit]
+    return list(dict.fromkeys([*close, *sorted(alike, key=len, reverse=True)]))[:limit]
 
 
 def _begin_alike(a: str, b: str) -> bool:

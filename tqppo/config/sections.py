@@ -187,7 +187,7 @@ class AlgorithmSection(Section):
     gamma: Fraction = 1.0
     """Discount per token."""
     lam: Fraction = 0.95
-    """GAE's λ."""
+    """GAE's λ: at 0 advantages trust the critic alone, at 1 the rewards alone."""
     clip_low: NonNegativeFloat = 0.2
     """Ratios under 1 − clip_low are clipped."""
     clip_high: NonNegativeFloat = 0.2
