@@ -15,6 +15,7 @@ from typing import ClassVar, Literal, TypeVar
 
 import torch
 
+from tqppo.config.capabilities import BUILT_IN
 from tqppo.errors import EngineError
 from tqppo.protocols import Completion, EngineCapabilities, EngineSpec, Request, Scores, WeightSource
 
@@ -49,7 +50,7 @@ class WaitingScore:
 class EmbeddedRollout:
     """See `tqppo.protocols.RolloutEngine`."""
 
-    capabilities: ClassVar[EngineCapabilities] = EngineCapabilities(score_top_k=2**31 - 1, deterministic=True)
+    capabilities: ClassVar[EngineCapabilities] = BUILT_IN["embedded"]
 
     def __init__(self, spec: EngineSpec) -> None:
         self._spec = spec

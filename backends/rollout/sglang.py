@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from tqppo.config.capabilities import BUILT_IN
 from tqppo.errors import EngineError
 from tqppo.protocols import Completion, EngineCapabilities, FinishReason, Request, Sampling, Scores, WeightSource
 
@@ -29,9 +30,7 @@ OWNED = (
 
 class SGLangRollout(ServerEngine):
     backend = "sglang"
-    capabilities: ClassVar[EngineCapabilities] = EngineCapabilities(
-        score_top_k=1024, needs_environment=True, attach=True, tensor_parallel=True, joint_filters=True
-    )
+    capabilities: ClassVar[EngineCapabilities] = BUILT_IN["sglang"]
     owned = frozenset(OWNED.split())
     grace_s = 0.0  # asked to end, it sleeps for seconds and then kills its own processes
 

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from tqppo.config.capabilities import BUILT_IN
 from tqppo.errors import BackendError, EngineError
 from tqppo.protocols import Completion, EngineCapabilities, FinishReason, Request, Scores, WeightSource
 
@@ -27,9 +28,7 @@ OWNED = (
 
 class VLLMRollout(ServerEngine):
     backend = "vllm"
-    capabilities: ClassVar[EngineCapabilities] = EngineCapabilities(
-        score_top_k=1024, needs_environment=True, attach=True, tensor_parallel=True
-    )
+    capabilities: ClassVar[EngineCapabilities] = BUILT_IN["vllm"]
     owned = frozenset(OWNED.split())
     negatable = True
 

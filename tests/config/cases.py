@@ -128,8 +128,8 @@ CASES: dict[str, Case] = {
         'mode = "distill"\n[model]\npath = "Qwen/Qwen2.5-7B"\n[teachers.t]\npath = "meta-llama/Llama-3.1-8B"\n'
     ),
     "top-k-over-the-engine": Case(
-        'mode = "distill"\n[distillation]\nloss = "forward_kl_topk"\ntop_k = 64\n'
-        '[teachers.t]\npath = "t"\nbackend = "vllm"\nengine_args = { max-logprobs = 20 }\n'
+        'mode = "distill"\n[distillation]\nloss = "forward_kl_topk"\ntop_k = 2048\n'
+        '[teachers.t]\npath = "t"\nbackend = "vllm"\n'
     ),
     "source-without-a-teacher": Case(
         'mode = "distill"\n[data]\ntrain = "train.jsonl"\n[teachers.t]\npath = "t"\nmatch = ["math"]\n',

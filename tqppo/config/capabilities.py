@@ -11,9 +11,11 @@ from importlib.metadata import entry_points
 from tqppo.protocols import EngineCapabilities
 
 BUILT_IN: dict[str, EngineCapabilities] = {
-    "embedded": EngineCapabilities(score_top_k=1_000_000, deterministic=True),
+    "embedded": EngineCapabilities(score_top_k=2**31 - 1, deterministic=True),
     "vllm": EngineCapabilities(score_top_k=1024, needs_environment=True, attach=True, tensor_parallel=True),
-    "sglang": EngineCapabilities(score_top_k=1024, needs_environment=True, attach=True, tensor_parallel=True),
+    "sglang": EngineCapabilities(
+        score_top_k=1024, needs_environment=True, attach=True, tensor_parallel=True, joint_filters=True
+    ),
 }
 
 
