@@ -57,7 +57,9 @@ def test_padding_is_spread_over_mini_batches_and_work_over_ranks() -> None:
     batch = batch_of([100, 100, 100, 100, 10, 10, 10, 10, 10, 10], padding=2)
     for shard in split(batch, 2, num_mini_batches=2):
         work = [batch.tags[place]["seq_len"] for place in shard.places]
-        assert sorted(work) == [2, 10, 10, 10, 100, 100]
+        assert sorted(work)[-2:] == [100, 100]
+    first, second = split(batch, 1, num_mini_batches=2)[0].places[:6], split(batch, 1, num_mini_batches=2)[0].places[6:]
+    assert sum(place >= 10 for place in first) == sum(place >= 10 for place in second) == 1
 
 
 def test_resources_that_suffice_pass() -> None:
@@ -135,12 +137,17 @@ def test_a_failing_rank_is_named_with_its_traceback_at_once(spec: RoleSpec) -> N
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("local_ray")
-def test_a_dead_rank_is_named_and_errors_of_ours_keep_their_class(spec: RoleSpec) -> None:
+def test_a_dead_rank_is_named(spec: RoleSpec) -> None:
     with running("actor", Clumsy, 2, spec) as group, pytest.raises(WorkerError, match="actor rank 1"):
         group.die_on_rank_1()
-    with running("actor", Clumsy, 1, replace(spec, timeout_s=1.0)) as group:
-        with pytest.raises(DeadlineExceeded, match=r"actor\.sleep: no answer from rank 0 within 1 s"):
-            group.sleep()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("local_ray")
+def test_silence_ends_at_the_deadline_and_errors_of_ours_keep_their_class(spec: RoleSpec) -> None:
+    silence = pytest.raises(DeadlineExceeded, match=r"actor\.sleep: no answer from rank 0 within 1 s")
+    with running("actor", Clumsy, 1, replace(spec, timeout_s=1.0)) as group, silence:
+        group.sleep()
     with running("actor", Clumsy, 1, spec) as group, pytest.raises(PreflightError, match="actor rank 0: no peft here"):
         group.complain()
     with pytest.raises(AttributeError, match="no attribute or remote method"):
@@ -156,57 +163,75 @@ def put_rows(queue: Queue, rows: dict[str, Any]) -> BatchMeta:
     return BatchMeta.join([real, queue.put(padding.keys, padding.columns, tags=padding.tags)])
 
 
+def alone(worker: type[Worker], spec: RoleSpec, queue: Queue) -> Any:
+    """A single rank, in this process."""
+    made = worker(spec, queue=queue)
+    made.start()
+    return made
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("local_ray")
-def test_two_ranks_do_what_one_does(spec: RoleSpec, rows: dict[str, Any], tmp_path: Path) -> None:
-    """Log-probabilities, updates, weights, checkpoints; and a checkpoint of two ranks continues on one."""
+def test_two_actor_ranks_do_what_one_does(spec: RoleSpec, rows: dict[str, Any], tmp_path: Path) -> None:
+    """Log-probabilities, updates, weights; and checkpoints, which continue on two to the bit and on one closely."""
     loss = PolicyLossSpec(aggregate="seq-mean-token-mean", kl="k3", kl_coef=0.05, entropy_coef=0.01)
-    spec = replace(spec, policy_loss=loss)
-    results: dict[int, Any] = {}
-    for ranks in (1, 2):
-        queue = Queue.create(budget_bytes=64 << 20)
-        batch = put_rows(queue, rows)
-        own = replace(spec, publish_dir=str(tmp_path / f"weights{ranks}"))
-        with (
-            running("actor", Actor, ranks, own, queue) as actor,
-            running("critic", Critic, ranks, spec, queue) as critic,
-        ):
-            batch = critic.values(actor.logprobs(batch))
-            assert {"old_logprobs", "entropy", "values"} <= set(batch.columns)
-            columns = queue.get(batch, ["old_logprobs", "entropy", "values"])
-            metrics = actor.update(batch, step=1, num_mini_batches=2) | critic.update(batch, step=1, num_mini_batches=2)
-            assert set(actor.take_timings()) == {"timing_s/actor_logprobs", "timing_s/actor_update"}
-            published = load_file(Path(actor.publish(1).folder, "model.safetensors"))
-            actor.save(str(tmp_path / f"saved{ranks}"))
-            results[ranks] = columns, metrics, published, actor.update(batch, step=2, num_mini_batches=3)
-        queue.close()
-    for name, column in results[1][0].items():
-        torch.testing.assert_close(column.values(), results[2][0][name].values(), atol=1e-5, rtol=1e-5)
-    assert results[1][1] == pytest.approx(results[2][1], abs=1e-5)
-    assert results[1][3] == pytest.approx(results[2][3], abs=1e-5)
-    for name, tensor in results[1][2].items():
-        torch.testing.assert_close(tensor, results[2][2][name], atol=1e-5, rtol=1e-4)
-    moments = [load_file(tmp_path / f"saved{ranks}" / "optimizer.safetensors") for ranks in (1, 2)]
-    assert moments[0].keys() == moments[1].keys()
-    for name, tensor in moments[0].items():
-        torch.testing.assert_close(tensor, moments[1][name], atol=1e-6, rtol=1e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("local_ray")
-def test_a_checkpoint_of_two_ranks_continues_on_two_to_the_bit_and_on_one_closely(
-    spec: RoleSpec, rows: dict[str, Any], tmp_path: Path
-) -> None:
+    spec = replace(spec, policy_loss=loss, publish_dir=str(tmp_path / "weights"))
     queue = Queue.create(budget_bytes=64 << 20)
     batch = put_rows(queue, rows)
-    with running("actor", Actor, 2, spec, queue) as actor:
-        actor.update(batch, step=1, num_mini_batches=2)
-        actor.save(str(tmp_path / "saved"))
-        expected = actor.update(batch, step=2)
-    for ranks, tolerance in ((2, 0.0), (1, 1e-5)):
-        with running("actor", Actor, ranks, spec, queue) as actor:
-            actor.load(str(tmp_path / "saved"))
-            assert actor.update(batch, step=2) == pytest.approx(expected, abs=tolerance, rel=0.0)
+    one = alone(Actor, spec, queue)
+    expected = queue.get(one.logprobs(batch), ["old_logprobs", "entropy"])
+    with running("actor", Actor, 2, spec, queue) as two:
+        extended = two.logprobs(batch)
+        assert (extended.keys, extended.tags) == (batch.keys, batch.tags)
+        for name, column in queue.get(extended, ["old_logprobs", "entropy"]).items():
+            torch.testing.assert_close(column.values(), expected[name].values(), atol=1e-5, rtol=1e-5)
+        one_metrics = one.update(in_mini_batches(extended), step=1, num_mini_batches=2)
+        assert two.update(extended, step=1, num_mini_batches=2) == pytest.approx(one_metrics, abs=1e-5)
+        assert set(two.take_timings()) == {"timing_s/actor_logprobs", "timing_s/actor_update"}
+        published = load_file(Path(two.publish(1).folder, "model.safetensors"))
+        assert_close(published, load_file(Path(alone_published(one), "model.safetensors")), 1e-5)
+        two.save(str(tmp_path / "two"))
+        one.save(str(tmp_path / "one"))
+        moments = [load_file(tmp_path / name / "optimizer.safetensors") for name in ("one", "two")]
+        assert_close(*moments, 1e-6)
+        next_step = two.update(extended, step=2)
+        two.load(str(tmp_path / "two"))
+        assert two.update(extended, step=2) == next_step
+    one.load(str(tmp_path / "two"))
+    assert one.update(extended, step=2) == pytest.approx(next_step, abs=1e-5)
+    one.close()
+    queue.close()
+
+
+def in_mini_batches(batch: BatchMeta) -> BatchMeta:
+    """The rows in the order that a group would give them to a single rank."""
+    (shard,) = split(batch, 1, num_mini_batches=2)
+    return shard.batch
+
+
+def alone_published(actor: Actor) -> str:
+    return actor.publish(2).folder
+
+
+def assert_close(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], tolerance: float) -> None:
+    assert one.keys() == other.keys()
+    for name, tensor in one.items():
+        torch.testing.assert_close(tensor, other[name], atol=tolerance, rtol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("local_ray")
+def test_two_critic_ranks_do_what_one_does_even_with_rows_for_one_only(spec: RoleSpec, rows: dict[str, Any]) -> None:
+    queue = Queue.create(budget_bytes=64 << 20)
+    batch = put_rows(queue, rows)
+    one = alone(Critic, spec, queue)
+    with running("critic", Critic, 2, spec, queue) as two:
+        for step, part in enumerate((batch, batch.take([3]), batch), start=1):
+            assert two.update(part, step=step) == pytest.approx(one.update(part, step=step), abs=1e-5)
+        values = queue.get(two.values(batch.take([6])), ["values"])["values"].values()
+    torch.testing.assert_close(
+        values, one.values(queue.get(batch.take([6]), ["tokens", "response_mask"]))["values"].values()
+    )
     queue.close()
 
 

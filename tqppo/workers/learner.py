@@ -17,8 +17,8 @@ from tqppo.workers import tensorfile
 from tqppo.workers.bridge import Columns, remote
 from tqppo.workers.microbatch import MicroBatch, Rows
 from tqppo.workers.optimizer import Optimizer, learning_rate
+from tqppo.workers.shards import like, whole
 from tqppo.workers.tensorfile import Entry
-from tqppo.workers.weights import like, whole
 from tqppo.workers.worker import Worker, followed_by_none, idle_micro_batch
 
 Metrics = dict[str, float]

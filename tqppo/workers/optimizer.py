@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
+from tqppo.workers.shards import is_sharded, whole
 from tqppo.workers.specs import OptimizerSpec
 
 
@@ -29,13 +29,12 @@ class Optimizer:
     def __init__(self, model: nn.Module, spec: OptimizerSpec) -> None:
         self.spec = spec
         self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        is_sharded = any(isinstance(p, DTensor) for p in self.parameters.values())
         self._adamw = torch.optim.AdamW(
             list(self.parameters.values()),
             lr=spec.lr,
             betas=(spec.beta1, spec.beta2),
             weight_decay=spec.weight_decay,
-            **({"foreach": True} if is_sharded else {"fused": True}),
+            **({"foreach": True} if any(map(is_sharded, self.parameters.values())) else {"fused": True}),
         )
 
     def step(self, lr: float) -> tuple[float, bool]:
@@ -50,12 +49,9 @@ class Optimizer:
         return norm, is_taken
 
     def _clip(self) -> float:
-        for parameter in self.parameters.values():
-            if parameter.grad is None:  # nothing to learn in this mini-batch: a gradient of 0, moments decay
-                parameter.grad = torch.zeros_like(parameter)
         limit = self.spec.grad_clip or math.inf
         norm = nn.utils.clip_grad_norm_(self.parameters.values(), limit, foreach=True)
-        return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+        return float(whole(norm))
 
     def state(self) -> dict[str, Tensor]:
         """Moments and step counts by `moment.parameter`; empty before the first step."""

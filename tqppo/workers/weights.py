@@ -12,29 +12,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from tqppo.protocols import WeightSource
 from tqppo.workers import tensorfile
 from tqppo.workers.model import PolicyModel
+from tqppo.workers.shards import whole
 from tqppo.workers.tensorfile import Entry
 
 _TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "chat_template*", "vocab*", "merges.txt", "*.model")
-
-
-def whole(tensor: Tensor) -> Tensor:
-    """All of a tensor that may be sharded; a collective if it is."""
-    tensor = tensor.detach()
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def like(tensor: Tensor, other: Tensor) -> Tensor:
-    """A whole tensor, laid out over ranks as `other` is; no communication."""
-    if not isinstance(other, DTensor):
-        return tensor.to(other.device, copy=True)
-    return distribute_tensor(
-        tensor.to(other.device_mesh.device_type), other.device_mesh, other.placements, src_data_rank=None
-    )
 
 
 def entries(model: PolicyModel, dtype: torch.dtype) -> list[Entry]:

@@ -1,0 +1,24 @@
+"""Tensors that FSDP has spread over the ranks, made whole and back."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    return isinstance(tensor, DTensor)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All of a tensor that may be sharded; a collective if it is."""
+    tensor = tensor.detach()
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def like(tensor: Tensor, other: Tensor) -> Tensor:
+    """A whole tensor, laid out over ranks as `other` is; no communication."""
+    if not isinstance(other, DTensor):
+        return tensor.to(other.device, copy=True)
+    mesh = other.device_mesh
+    return distribute_tensor(tensor.to(mesh.device_type), mesh, other.placements, src_data_rank=None)
