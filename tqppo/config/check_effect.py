@@ -264,7 +264,7 @@ def _without_effect(context: Context, rule: Rule, key: str) -> Diagnostic:
         "W303" if overtaken else "E303",
         f"{key} has no effect: {rule.because}",
         (key, *(each for each in rule.causes if context.origin(each))),
-        fix=f"delete it, or {rule.fix}" if not overtaken else f"nothing, if {cause} is meant; or {rule.fix}",
+        fix=f"delete it, or {rule.fix}" if not overtaken else f"leave it, if {cause} is as you want it; or {rule.fix}",
         on_key=True,
     )
     return diagnostic
