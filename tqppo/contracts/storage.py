@@ -16,7 +16,7 @@ import psutil
 import pytest
 import ray
 import torch
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 from torch import Tensor
 
@@ -429,6 +429,6 @@ def test_any_order_of_operations_does_what_a_dictionary_would(queue: Queue, tmp_
         lambda: QueueMachine(queue, tmp_path),  # type: ignore[arg-type]
         settings=settings(
             max_examples=10, stateful_step_count=25, deadline=None, database=None,
-            suppress_health_check=list(HealthCheck),
+            suppress_health_check=list(HealthCheck), phases=[Phase.generate],  # shrinking would take minutes
         ),
     )  # fmt: skip

@@ -81,6 +81,12 @@ class Block:
         header = len(layout.header)
         return Block(layout, [(start, data[start : start + size]) for start, size in [(0, header), *layout.pieces()]])
 
+    def renamed(self) -> Block:
+        """The same under a new name, so that a storage may hold both."""
+        old, new = self.layout.block.encode(), uuid.uuid4().hex.encode()
+        header = self.layout.header.replace(old, new, 1)
+        return Block(parse(header), [(0, np.frombuffer(header, np.uint8)), *self.pieces[1:]])
+
     def flat(self) -> Bytes:
         """One array, for storages that want a single object."""
         out = np.zeros(self.num_bytes, np.uint8)

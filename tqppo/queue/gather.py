@@ -84,7 +84,7 @@ def _ragged(views: Sequence[BlockView], runs: Runs, like: Field, arena: Arena) -
         stops = np.array([cut[-1] for cut in cuts]) * size
         lengths = np.concatenate([np.diff(cut) for cut in cuts])
     total = int((stops - starts).sum())
-    if len(offsets) == 1 and total < SHORT_RUN * len(starts) and size in (1, 2, 4, 8):
+    if len(offsets) == 1 < len(starts) and total < SHORT_RUN * len(starts) and size in (1, 2, 4, 8):
         values = views[runs.block[0]].values(like.name)
         return _picked(values.view(f"u{size}"), starts // size, stops // size, arena), lengths
     pairs = zip(runs.block.tolist(), starts.tolist(), stops.tolist(), strict=True)

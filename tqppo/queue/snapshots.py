@@ -123,4 +123,4 @@ def _read_block(path: Path, entry: Mapping[str, Any]) -> Block:
         raise CheckpointError(f"{path} is missing from the snapshot") from None
     if data.nbytes != entry["bytes"] or zlib.crc32(data.data) != entry["crc32"]:
         raise CheckpointError(f"{path} is damaged: its length or checksum is not what {INDEX} says")
-    return Block.of(data)
+    return Block.of(data).renamed()  # it may be restored twice, or beside the rows that were saved

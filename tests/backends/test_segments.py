@@ -1,0 +1,159 @@
+"""Shared-memory files: used again, but never under a reader; private to the user; gone with their owner."""
+
+from __future__ import annotations
+
+import fcntl
+import importlib
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tqppo.columns import Column, Kind, declare
+from tqppo.errors import QueueError
+from tqppo.queue.block import Block
+from tqppo.queue.encode import encode
+
+segments = importlib.import_module("tqppo_backends.storage.segments")
+
+declare(Column("segment_bytes", Kind.ROW, "uint8", trailing=(None,)))
+BUDGET = 64 << 20
+
+
+def block(size: int = 1 << 20, value: int = 1) -> Block:
+    return encode({"segment_bytes": torch.full((1, size), value, dtype=torch.uint8)}, ["a"])
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Any:
+    made = segments.Segments.create("tqppo-test", BUDGET, str(tmp_path))
+    yield made
+    made.remove()
+
+
+def read(files: Any, name: str, of: Block) -> Any:
+    return files.read(name, of.layout.block, of.num_bytes)
+
+
+def test_a_cleared_file_is_used_again_for_about_the_same_size(files: Any) -> None:
+    name = files.write(block())
+    files.free(name)
+    again = block(size=(1 << 20) + 5000, value=2)
+    assert files.write(again) == name
+    assert (read(files, name, again).values("segment_bytes") == 2).all()
+    assert len(list(files.files("live"))) == 1
+
+
+def test_a_file_is_not_written_again_while_a_reader_has_it(files: Any) -> None:
+    first = block(value=7)
+    name = files.write(first)
+    values = torch.frombuffer(read(files, name, first).values("segment_bytes"), dtype=torch.uint8)
+    files.free(name)
+    other = files.write(block(value=9))
+    assert other != name
+    assert (values == 7).all()
+    del values
+    files.free(other)
+    assert {files.write(block()), files.write(block())} == {name, other}
+
+
+def test_a_reader_may_write_to_its_copy_alone(files: Any) -> None:
+    kept = block()
+    name = files.write(kept)
+    read(files, name, kept).values("segment_bytes")[:] = 5
+    assert (read(files, name, kept).values("segment_bytes") == 1).all()
+
+
+def test_a_block_that_is_gone_is_none_and_never_other_bytes(files: Any) -> None:
+    first = block()
+    name = files.write(first)
+    files.free(name)
+    assert read(files, name, first) is None
+    assert files.write(block(value=3)) == name
+    assert read(files, name, first) is None
+    files.free("never-there")
+
+
+def test_a_half_written_block_is_not_read(files: Any) -> None:
+    kept = block()
+    name = files.write(kept)
+    handle = os.open(files.folder / "live" / name, os.O_RDWR)
+    fcntl.flock(handle, fcntl.LOCK_EX)  # as a writer has it
+    assert read(files, name, kept) is None
+    os.close(handle)
+    assert read(files, name, kept) is not None
+
+
+def test_small_blocks_are_private_copies_and_their_files_go_at_once(files: Any) -> None:
+    small = block(size=100)
+    name = files.write(small)
+    found = read(files, name, small)
+    files.free(name)
+    assert not list(files.files("live"))
+    assert not list(files.files("free"))
+    assert (found.values("segment_bytes") == 1).all()
+
+
+def test_free_files_make_room_for_new_ones_within_the_budget(files: Any) -> None:
+    names = [files.write(block(size=8 << 20)) for _ in range(6)]
+    for name in names:
+        files.free(name)
+    files.write(block(size=40 << 20))
+    total = sum(size for part in ("live", "free") for _, size in files.files(part))
+    assert total <= BUDGET
+
+
+def test_files_are_for_their_user_only(files: Any) -> None:
+    name = files.write(block())
+    assert os.stat(files.folder / "live" / name).st_mode & 0o777 == 0o600
+    assert os.stat(files.folder).st_mode & 0o777 == 0o700
+
+
+def test_a_full_disk_is_an_error_that_leaves_no_file(files: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(handle: int, buffers: Any, position: int) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "pwritev", full)
+    with pytest.raises(QueueError, match="No space left"):
+        files.write(block())
+    assert not list(files.files("live"))
+
+
+def test_a_write_larger_than_one_system_call_is_whole(files: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments, "_MAX_WRITE", 100_000)
+    data = torch.arange(1 << 20, dtype=torch.int64).view(torch.uint8).view(1, -1)
+    whole = encode({"segment_bytes": data}, ["a"])
+    name = files.write(whole)
+    assert np.array_equal(read(files, name, whole).values("segment_bytes"), data.numpy()[0])
+
+
+def test_the_reaper_takes_dead_runs_and_leaves_live_ones(tmp_path: Path, files: Any) -> None:
+    script = (
+        "import importlib, sys; s = importlib.import_module('tqppo_backends.storage.segments');"
+        "kept = s.Segments.create('tqppo-dead', 1 << 20, sys.argv[1]); print(kept.folder)"
+    )
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True, timeout=120, capture_output=True)
+    (tmp_path / "tqppo-somebody-elses").mkdir()
+    assert (tmp_path / "tqppo-dead").exists()
+    assert segments.reap(tmp_path) == ["tqppo-dead"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["tqppo-somebody-elses", "tqppo-test"]
+
+
+def test_small_shared_memory_falls_back_with_a_message(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(segments, "SHARED", tmp_path / "absent")
+    with caplog.at_level(logging.WARNING):
+        assert segments.choose_parent(BUDGET) != tmp_path / "absent"
+    assert "is not there" in caplog.text
+    monkeypatch.setattr(segments, "SHARED", tmp_path)
+    monkeypatch.setattr(segments, "ENOUGH", 1 << 60)
+    assert segments.choose_parent(1 << 60) != tmp_path
+    assert "MB left" in caplog.text
+    assert segments.choose_parent(BUDGET, str(tmp_path / "mine")) == tmp_path / "mine"
