@@ -118,9 +118,8 @@ class Decoder:
                 end += 1
             self._cache.place(cache, sources[begin:end], lengths[begin])
             begin = end
-        for prompt in prompts:
-            for ticket in groups[prompt]:
-                self.rows.add(ticket, self._cache.cursor - len(prompt))
+        tickets = [ticket for prompt in prompts for ticket in groups[prompt]]
+        self.rows.add(tickets, [self._cache.cursor - length for length in lengths])
         return sources
 
     def _make_room(self, tickets: Sequence[Ticket], longest: int, like: PrefillCache) -> None:
@@ -188,8 +187,9 @@ class Decoder:
         return all_tokens, all_logprobs
 
     def _leave(self, gone: np.ndarray, *, aborted: bool = False) -> Finished:
-        rows, version = self.rows, self.weight_version
-        finished = [(rows.tickets[row], rows.completion(row, version, aborted=aborted)) for row in gone.tolist()]
+        rows = self.rows
+        tickets = [rows.tickets[row] for row in gone.tolist()]
+        finished = list(zip(tickets, rows.completions(gone, self.weight_version, aborted=aborted), strict=True))
         targets, sources = rows.remove(gone)
         self._cache.move_rows(
             torch.from_numpy(targets).to(self.device), torch.from_numpy(sources).to(self.device), len(rows)

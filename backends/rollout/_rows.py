@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from tqppo.protocols import Completion, FinishReason, Sampling
 
-from ._sampler import stream
+from ._sampler import streams_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,22 +44,17 @@ class Rows:
     def __len__(self) -> int:
         return len(self.tickets)
 
-    def add(self, ticket: Ticket, start: int) -> None:
-        row, sampling = len(self.tickets), ticket.sampling
-        self.tickets.append(ticket)
-        kind = (sampling.temperature, sampling.top_k, sampling.top_p)
-        if kind not in self._kinds:
-            self._kinds[kind] = len(self.kinds)
-            self.kinds.append(kind)
-        self._table[:, row] = (
-            start,
-            0,
-            ticket.max_new_tokens,
-            self._stop_set(sampling.stop_token_ids),
-            self._kinds[kind],
-            self._free_slots.pop(),
-            stream(ticket.seed).astype(np.int64),
-        )
+    def add(self, tickets: Sequence[Ticket], starts: Sequence[int]) -> None:
+        """Append rows whose first tokens are in these columns."""
+        begin, end = len(self), len(self) + len(tickets)
+        self.tickets.extend(tickets)
+        self.start[begin:end] = starts
+        self.made[begin:end] = 0
+        self.limit[begin:end] = [ticket.max_new_tokens for ticket in tickets]
+        self.stops[begin:end] = [self._stop_set(ticket.sampling.stop_token_ids) for ticket in tickets]
+        self.kind[begin:end] = [self._kind(ticket.sampling) for ticket in tickets]
+        self.slot[begin:end] = [self._free_slots.pop() for _ in tickets]
+        self._stream[begin:end] = streams_of([ticket.seed for ticket in tickets]).view(np.int64)
 
     def streams(self, begin: int = 0) -> np.ndarray:
         return self._stream[begin : len(self)].view(np.uint64)
@@ -79,15 +75,17 @@ class Rows:
         rows = slice(0, len(self))
         return self._tokens[self.slot[rows], self.made[rows] - 1]
 
-    def completion(self, row: int, weight_version: int, *, aborted: bool = False) -> Completion:
-        slot, made = self.slot[row], self.made[row]
-        tokens = self._tokens[slot, :made].tolist()
-        reason: FinishReason = "length"
-        if aborted:
-            reason = "abort"
-        elif self._stop_table[self.stops[row], tokens[-1]]:
-            reason = "stop"
-        return Completion(tokens, self._logprobs[slot, :made].tolist(), reason, weight_version)
+    def completions(self, rows: np.ndarray, weight_version: int, *, aborted: bool) -> list[Completion]:
+        """What these rows have produced."""
+        slots, made = self.slot[rows], self.made[rows]
+        longest = made.max(initial=0)
+        tokens, logprobs = self._tokens[slots, :longest].tolist(), self._logprobs[slots, :longest].tolist()
+        stopped = self._stop_table[self.stops[rows], self._tokens[slots, made - 1]].tolist()
+        results = []
+        for row, count in enumerate(made.tolist()):
+            reason: FinishReason = "abort" if aborted else "stop" if stopped[row] else "length"
+            results.append(Completion(tokens[row][:count], logprobs[row][:count], reason, weight_version))
+        return results
 
     def remove(self, gone: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Fill the holes `gone` (row numbers) with rows from the end; returns (targets, sources) of the moves."""
@@ -105,6 +103,13 @@ class Rows:
 
     def clear(self) -> None:
         self.remove(np.arange(len(self)))
+
+    def _kind(self, sampling: Sampling) -> int:
+        kind = (sampling.temperature, sampling.top_k, sampling.top_p)
+        if kind not in self._kinds:
+            self._kinds[kind] = len(self.kinds)
+            self.kinds.append(kind)
+        return self._kinds[kind]
 
     def _stop_set(self, extra: tuple[int, ...]) -> int:
         if extra not in self._stop_sets:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -19,9 +21,9 @@ def _mix(z: np.ndarray) -> np.ndarray:
     return z ^ (z >> np.uint64(31))
 
 
-def stream(seed: int) -> np.uint64:
-    """Where the random numbers of one request start; neighbouring seeds start far apart."""
-    return np.uint64(_mix(np.array([seed & _MASK], dtype=np.uint64) + _GOLDEN)[0])
+def streams_of(seeds: Sequence[int]) -> np.ndarray:
+    """Where the random numbers of each request start, uint64 [B]; neighbouring seeds start far apart."""
+    return _mix(np.array([seed & _MASK for seed in seeds], dtype=np.uint64) + _GOLDEN)
 
 
 def uniforms(streams: np.ndarray, counters: np.ndarray) -> np.ndarray:
