@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from tqppo import engines
-from tqppo.errors import BackendError, EngineError, PreflightError
+from tqppo.errors import BackendError, EngineError, PreflightError, TqppoError
 from tqppo.protocols import Completion, EngineCapabilities, EngineSpec, Request, Scores, WeightSource
 
 from ._http import Server, ServerDied
@@ -93,12 +93,16 @@ class Gate:
             await self._open.wait()
         self._open.clear()
         try:
-            await asyncio.wait_for(self._empty.wait(), timeout_s)
+            await self._drained(timeout_s)
             yield
-        except asyncio.TimeoutError:
-            raise EngineError(f"{self._inside} requests were still running after {timeout_s:g} s") from None
         finally:
             self._open.set()
+
+    async def _drained(self, timeout_s: float) -> None:
+        try:
+            await asyncio.wait_for(self._empty.wait(), timeout_s)
+        except asyncio.TimeoutError:
+            raise EngineError(f"{self._inside} requests were still running after {timeout_s:g} s") from None
 
 
 class ServerEngine:
@@ -208,14 +212,11 @@ class ServerEngine:
                 if server.process is None:
                     raise
                 log.warning(
-                    "%s: loading version %d failed; starting it anew with them: %s", *self._about(source, error)
+                    "%s failed to load version %d and is started anew: %s", self.spec.name, source.version, error
                 )
                 await server.process.close()
                 await self._server()  # has loaded them before it shows itself
             self.version = source.version
-
-    def _about(self, source: WeightSource, error: Exception) -> tuple[str, int, Exception]:
-        return self.spec.name, source.version, error
 
     async def sleep(self) -> None:
         """Give memory back; nothing to give on a CPU."""
@@ -228,7 +229,7 @@ class ServerEngine:
         if current is None:
             return
         current.cancel()
-        with contextlib.suppress(asyncio.CancelledError, EngineError):
+        with contextlib.suppress(asyncio.CancelledError, TqppoError):
             await (await current).close()
 
     # Life and death.
@@ -247,9 +248,7 @@ class ServerEngine:
         try:
             return await ask(await self._server())
         except ServerDied as death:
-            log.warning(
-                "%s died during a request, which is asked again: %s", self.spec.name, str(death).partition("\n")[0]
-            )
+            log.debug("a request died with its server and is asked again: %s", death)
         return await ask(await self._server())
 
     def _replace(self, dead: Server) -> None:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Coroutine, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,7 +25,7 @@ from transformers import AutoModelForCausalLM
 from tqppo import plugins
 from tqppo.contracts.rollout import EOS, Subject, assert_exact, open_subject, prompts, publish_head, request
 from tqppo.doctor import verify_logprobs
-from tqppo.errors import EngineError
+from tqppo.errors import BackendError, EngineError
 from tqppo.protocols import EngineSpec, WeightSource
 from tqppo.workers.tiny import write_tiny_model
 
@@ -106,6 +107,24 @@ def test_a_probe_is_scored_as_the_trainer_scores_it_and_old_weights_are_noticed(
     assert subject.run(verify_logprobs(subject.engine, probe, expected, 1e-4)) <= 1e-4
     with pytest.raises(EngineError, match="does not run the new weights"):
         subject.run(verify_logprobs(subject.engine, probe, [x - 0.01 for x in expected], 1e-4))
+
+
+def test_a_server_that_already_runs_can_be_used_if_it_has_the_model(subject: Subject, tolerance: float) -> None:
+    running: Any = subject.engine
+    attached = EngineSpec(
+        model=str(subject.folder),
+        max_context_tokens=running.spec.max_context_tokens,
+        endpoint=subject.run(running._server()).url,
+        eos_token_ids=(EOS,),
+    )
+    engine = type(running)(attached)
+    asked = request(prompts(1)[0], seed=9, max_new_tokens=8)
+    subject.run(engine.start())
+    assert subject.run(engine.generate(asked)).tokens == subject.generate(asked)[0].tokens
+    subject.run(engine.close())
+    with pytest.raises(BackendError, match="another-model"):
+        subject.run(type(running)(replace(attached, model="/models/another-model")).start())
+    assert_exact(subject, [asked], tolerance)  # it goes on after its guests have left
 
 
 def test_kill_9_of_the_server_in_mid_generation_changes_no_result(subject: Subject, tolerance: float) -> None:

@@ -117,6 +117,13 @@ def test_a_missing_environment_names_the_command_that_makes_it(
 ) -> None:
     monkeypatch.setenv("TQPPO_ENGINES", str(tmp_path))
     engine = plugins.load("rollout", name)(spec(tiny_model))
+
+    async def start_and_close() -> None:
+        try:
+            await engine.start()
+        finally:
+            await engine.close()
+
     with pytest.raises(BackendError, match=f"tqppo backends install {name}") as caught:
-        asyncio.run(engine.start())
+        asyncio.run(start_and_close())
     assert caught.value.exit_code == 4
