@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tqppo.algorithms.groups import GROUP_ESTIMATORS, Fallback, Metrics, Rows, dr_grpo, estimate_groups
-from tqppo.algorithms.layout import bit_mask, blank, per_token, row_counts, row_sum, whiten
+from tqppo.algorithms.layout import bit_mask, blank, blank_, first_sums, per_token, row_counts, row_sum, whiten
 from tqppo.algorithms.scan import discounted_sums
 
 
@@ -45,11 +45,12 @@ def token_rewards(reward: Tensor, rows: Rows, mask: Tensor, penalty: Tensor | No
     finals = rows.is_final & ~rows.is_padding
     _, which = torch.unique_consecutive(rows.session, return_inverse=True)
     rewards = reward.new_zeros(episodes.numel()).index_add_(0, which[finals], reward[finals])  # [S]
-    position = torch.arange(1, mask.numel() + 1, device=mask.device) * mask
-    last = torch.segment_reduce(position.double(), "max", lengths=episodes, initial=0.0, unsafe=True).long() - 1
+    seen, ends = mask.cumsum(0, dtype=torch.int32), episodes.cumsum(0)
+    last = torch.searchsorted(seen, first_sums(seen, ends))  # [S], where the count of the episode's end is reached
+    found = first_sums(seen, ends) > first_sums(seen, ends - episodes)
     tokens = reward.new_zeros(mask.numel())
-    tokens[last[last >= 0]] = rewards[last >= 0]
-    return tokens if penalty is None else tokens - blank(mask, penalty)
+    tokens[last[found]] = rewards[found]
+    return tokens if penalty is None else tokens.sub_(blank(mask, penalty))
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +63,11 @@ class Grid:
     @staticmethod
     def of(mask: Tensor, lengths: Tensor) -> Grid:
         ends = lengths.cumsum(0)
-        seen = torch.nn.functional.pad(mask.cumsum(0), (1, 0))  # [N + 1], tokens that count before each place
-        before = seen[ends - lengths]
-        width = int((seen[ends] - before).max()) if lengths.numel() else 0
+        seen = mask.cumsum(0)
+        before = first_sums(seen, ends - lengths)
+        width = int((first_sums(seen, ends) - before).max()) if lengths.numel() else 0
         first = torch.arange(lengths.numel(), device=mask.device) * width - before
-        cell = (seen[1:] + per_token(first, lengths)) & bit_mask(mask, torch.int64)
+        cell = seen.add_(per_token(first, lengths)).bitwise_and_(bit_mask(mask, torch.int64))
         return Grid(cell, (lengths.numel(), width))
 
     def fill(self, values: Tensor) -> Tensor:
@@ -95,10 +96,10 @@ def rewards_to_go(rewards: Tensor, mask: Tensor, lengths: Tensor, *, gamma: floa
     """G_t = r_t + γ G_{t+1} over the tokens of each episode that count: [N]."""
     if gamma == 1.0:
         # What the episode has in all minus what came before: a difference of long sums, hence in float64.
-        counted = blank(mask, rewards).double()
-        upto = counted.cumsum(0)
-        ends = torch.nn.functional.pad(upto, (1, 0))[lengths.cumsum(0)]
-        return blank(mask, (per_token(ends, lengths) - upto + counted).to(rewards.dtype))
+        counted = blank(mask, rewards)
+        upto = counted.cumsum(0, dtype=torch.float64)
+        after = per_token(first_sums(upto, lengths.cumsum(0)), lengths).sub_(upto).to(rewards.dtype)
+        return blank_(mask, after.add_(counted))
     grid = Grid.of(mask, lengths)
     return grid.read(discounted_sums(grid.fill(rewards), gamma))
 
@@ -112,12 +113,12 @@ def reinforce_plus_plus(rewards: Tensor, mask: Tensor, lengths: Tensor, *, gamma
 def remax(rewards: Tensor, baseline: Tensor, mask: Tensor, lengths: Tensor) -> Estimate:
     """Rewards to go minus the reward of a greedy rollout of the same prompt, `baseline` [S] (ReMax)."""
     returns = rewards_to_go(rewards, mask, lengths)
-    return Estimate(blank(mask, returns - per_token(baseline, lengths)), returns)
+    return Estimate(blank_(mask, returns - per_token(baseline, lengths)), returns)
 
 
 def to_tokens(scalars: Tensor, mask: Tensor, lengths: Tensor) -> Tensor:
     """One scalar per row [B] on each of its tokens that count: [N]."""
-    return blank(mask, per_token(scalars, lengths))
+    return blank_(mask, per_token(scalars, lengths))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tqppo.algorithms.layout import blank, row_counts, row_sum
+from tqppo.algorithms.layout import masked_sum, row_counts, row_mean
 
 MODES = (
     "token-mean",
@@ -76,16 +76,15 @@ def aggregate(
     session-mean              Σ_rows weight · mean of the row / Σ weights; `session_weights` [B]
     """
     assert mode in MODES, f"unknown aggregation {mode!r}; known: {', '.join(MODES)}"
-    losses = blank(mask, losses)
     if mode == "token-mean":
-        return losses.sum() / _positive(whole.tokens)
+        return masked_sum(losses, mask) / _positive(whole.tokens)
     if mode == "token-sum":
-        return losses.sum()
+        return masked_sum(losses, mask)
     if mode == "seq-mean-token-sum":
-        return losses.sum() / _positive(whole.sequences)
+        return masked_sum(losses, mask) / _positive(whole.sequences)
     if mode == "seq-mean-token-sum-norm":
-        return losses.sum() / (_positive(whole.sequences) * horizon)
-    means = row_sum(losses, lengths) / row_counts(mask, lengths, losses.dtype).clamp(min=1)  # [B]
+        return masked_sum(losses, mask) / (_positive(whole.sequences) * horizon)
+    means = row_mean(losses, mask, lengths)  # [B]
     if mode == "seq-mean-token-mean":
         return means.sum() / _positive(whole.sequences)
     weights = means.new_ones(means.shape) if session_weights is None else session_weights.to(means.dtype)

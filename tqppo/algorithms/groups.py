@@ -74,7 +74,8 @@ def sessions_of(reward: Tensor, rows: Rows, num_tokens: Tensor | None = None) ->
     of_row[real] = of_real
     finals = rows.is_final & real
     closes = of_row[finals]  # [S], the session that each final row belongs to
-    assert closes.numel() == ids.numel() == torch.unique(closes).numel(), "each session needs exactly one final row"
+    is_one_each = bool((torch.bincount(closes, minlength=ids.numel()) == 1).all())
+    assert is_one_each, "each session needs exactly one final row"
     rewards = torch.empty(ids.numel(), dtype=torch.float64, device=reward.device)
     rewards[closes] = reward[finals].double()
     group = torch.empty_like(ids)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from tqppo.algorithms.layout import blank, row_counts, row_sum
+from tqppo.algorithms.layout import blank, blank_, differentiable, row_counts, row_sum
 
 ESTIMATORS = ("k1", "abs", "k2", "k3")
 
@@ -18,23 +18,24 @@ def estimate(kind: str, logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor) ->
     k1 = d, abs = |d|, k2 = d²/2, k3 = e^−d + d − 1 with d = log π − log π_ref; k3 clamps d to ±20 and itself to 10.
     With a `+` the value is the estimator's and the gradient is k2's, the only one whose expectation is that of the KL.
     """
-    d = blank(mask, logprobs - ref_logprobs)
-    if kind.endswith("+"):
-        value, gradient = _value(kind[:-1], d.detach()), 0.5 * d.square()
-        return value + (gradient - gradient.detach())
-    return _value(kind, d)
+    with torch.no_grad():
+        d = blank_(mask, logprobs - ref_logprobs)
+        value, slope = _value_and_slope(kind.removesuffix("+"), d, mask)
+    return differentiable(logprobs, value, d if kind.endswith("+") else slope)
 
 
-def _value(kind: str, d: Tensor) -> Tensor:
+def _value_and_slope(kind: str, d: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     if kind == "k1":
-        return d
+        return d, mask.to(d.dtype)
     if kind == "abs":
-        return d.abs()
+        return d.abs(), d.sign()
     if kind == "k2":
-        return 0.5 * d.square()
+        return 0.5 * d.square(), d
     assert kind == "k3", f"unknown KL estimator {kind!r}; known: {', '.join(ESTIMATORS)}, each also with a +"
-    d = d.clamp(-20.0, 20.0)
-    return (torch.expm1(-d) + d).clamp(max=10.0)
+    safe = d.clamp(-20.0, 20.0)
+    slope = torch.expm1(-safe)  # minus the slope, for now
+    value = slope + safe
+    return value.clamp(max=10.0), blank_(value <= 10.0, slope.neg_())
 
 
 def mean_over_rows(kl: Tensor, mask: Tensor, lengths: Tensor) -> float:

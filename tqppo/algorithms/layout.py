@@ -45,6 +45,50 @@ def blank(mask: Tensor, /, *tensors: Tensor) -> Tensor | tuple[Tensor, ...]:
     return blanked[0] if len(blanked) == 1 else blanked
 
 
+def blank_(mask: Tensor, values: Tensor) -> Tensor:
+    """`blank` in place, for a tensor of the caller's own that has no gradient."""
+    bits = _BITS[values.dtype]
+    values.view(bits).bitwise_and_(bit_mask(mask, bits))
+    return values
+
+
+class _MaskedSum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, keep: Tensor) -> Tensor:
+        ctx.save_for_backward(keep)
+        return (values.contiguous().view(keep.dtype) & keep).view(values.dtype).sum()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        (keep,) = ctx.saved_tensors
+        return (keep & grads[0].view(keep.dtype)).view(grads[0].dtype), None
+
+
+def masked_sum(values: Tensor, mask: Tensor) -> Tensor:
+    """Sum over the tokens that count; what stands elsewhere reaches neither value nor gradient."""
+    return _MaskedSum.apply(values, bit_mask(mask, _BITS[values.dtype]))
+
+
+class _ByHand(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, source: Tensor, value: Tensor, slope: Tensor) -> Tensor:
+        ctx.save_for_backward(slope)
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        (slope,) = ctx.saved_tensors
+        return grads[0] * slope, None, None
+
+
+def differentiable(source: Tensor, value: Tensor, slope: Tensor) -> Tensor:
+    """`value` [N] as a function of `source` [N] with the derivative `slope` [N], both worked out without a graph.
+
+    One tensor is kept for the backward instead of the dozen of a chain of elementwise steps.
+    """
+    return _ByHand.apply(source, value, slope)
+
+
 def bit_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
     """All bits set where `mask` is true, none elsewhere, as an integer `dtype`."""
     return mask.to(dtype).neg_()
@@ -108,7 +152,15 @@ def row_max(values: Tensor, lengths: Tensor, *, initial: float) -> Tensor:
 
 def row_counts(mask: Tensor, lengths: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """How many tokens count in each row: [B], as `dtype`."""
-    return row_sum(mask.to(dtype), lengths)
+    upto = first_sums(mask.cumsum(0, dtype=torch.int32), lengths.cumsum(0))
+    return upto.diff(prepend=upto.new_zeros(1)).to(dtype)
+
+
+def first_sums(cumulative: Tensor, counts: Tensor) -> Tensor:
+    """Σ of the first `counts` entries, from their cumulative sums [N]; the same shape as `counts`."""
+    if not cumulative.numel():
+        return cumulative.new_zeros(counts.shape)
+    return cumulative[(counts - 1).clamp(min=0)] * (counts > 0)
 
 
 def row_mean(values: Tensor, mask: Tensor, lengths: Tensor) -> Tensor:
@@ -119,22 +171,22 @@ def row_mean(values: Tensor, mask: Tensor, lengths: Tensor) -> Tensor:
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
     """Mean over the tokens that count; 0 if none does."""
-    return blank(mask, values).sum() / mask.sum().clamp(min=1)
+    return masked_sum(values, mask) / torch.count_nonzero(mask).clamp(min=1)
 
 
+@torch.no_grad()
 def whiten(values: Tensor, mask: Tensor, *, shift: bool = True) -> Tensor:
-    """(x − mean) / √(variance + 1e-8) over the tokens that count, 0 elsewhere; variance unbiased.
+    """(x − mean) / √(variance + 1e-8) over the tokens that count, 0 elsewhere; variance unbiased. No gradient.
 
     `shift=False` keeps the mean. One token alone has no spread: it stays as it is.
     """
-    count = mask.sum()
-    values = blank(mask, values)
-    mean = values.sum() / count.clamp(min=1)
-    centred = blank(mask, values - mean)
-    variance = centred.square().sum() / (count - 1).clamp(min=1)
-    scaled = centred * torch.rsqrt(variance + 1e-8)
-    scaled = scaled if shift else blank(mask, scaled + mean)
-    return torch.where(count > 1, scaled, values)
+    count = int(torch.count_nonzero(mask))
+    if count < 2:
+        return blank(mask, values)
+    mean = masked_sum(values, mask) / count
+    centred = blank_(mask, values - mean)
+    scaled = centred.mul_(torch.rsqrt(torch.dot(centred, centred) / (count - 1) + 1e-8))
+    return scaled if shift else blank_(mask, scaled + mean)
 
 
 def from_nested(nested: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import wraps
 
 import torch
 from torch import Tensor
 
-from tqppo.algorithms.layout import blank, per_token, row_counts, row_sum
+from tqppo.algorithms.layout import blank, blank_, differentiable, masked_sum, per_token, row_counts, row_sum
 
 MAX_LOG_RATIO = 20.0
+_MAX_MEAN = 10.0  # of a sequence's log-ratio
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,7 @@ def summed(log_ratio: Tensor, clipped: Tensor | None = None, lower: Tensor | Non
     return {
         "actor/pg_clipfrac": zero if clipped is None else torch.count_nonzero(clipped),
         "actor/pg_clipfrac_lower": zero if lower is None else torch.count_nonzero(lower),
-        "actor/ppo_kl": -log_ratio.detach().clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).sum(),
+        "actor/ppo_kl": -log_ratio.detach().sum(),
     }
 
 
@@ -61,51 +63,78 @@ def weighted(losses: Tensor, tokens: PolicyTokens) -> Tensor:
     return losses if tokens.weights is None else losses * blank(tokens.mask, tokens.weights)
 
 
-def ppo(tokens: PolicyTokens, options: PolicyOptions) -> TokenLoss:
+Terms = tuple[Tensor, Tensor, dict[str, Tensor]]  # losses [N], their derivative by the token's log-probability, sums
+PolicyLoss = Callable[[PolicyTokens, PolicyOptions], TokenLoss]
+
+
+def _by_hand(terms: Callable[[PolicyTokens, PolicyOptions], Terms]) -> PolicyLoss:
+    """A loss from a function that works out values and derivatives; the tests check one against the other."""
+
+    @wraps(terms)
+    def loss(tokens: PolicyTokens, options: PolicyOptions) -> TokenLoss:
+        with torch.no_grad():
+            losses, slope, sums = terms(tokens, options)
+            losses, slope = weighted(losses, tokens), weighted(slope, tokens)
+        return TokenLoss(differentiable(tokens.logprobs, losses, slope), sums)
+
+    return loss
+
+
+def _log_ratio_and_pull(tokens: PolicyTokens) -> tuple[Tensor, Tensor]:
+    """log π − log π_old within ±20, and −A: 0 where the mask is false."""
+    log_ratio = blank_(tokens.mask, tokens.logprobs - tokens.old_logprobs).clamp_(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    return log_ratio, blank_(tokens.mask, -tokens.advantages)
+
+
+@_by_hand
+def ppo(tokens: PolicyTokens, options: PolicyOptions) -> Terms:
     """max(−Aρ, −A·clip(ρ, 1 − low, 1 + high)), with a negative A at most −A·dual (PPO, clip-higher, dual clip)."""
-    log_ratio, advantages = blank(tokens.mask, tokens.logprobs - tokens.old_logprobs, tokens.advantages)
-    ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-    pull = -advantages
+    log_ratio, pull = _log_ratio_and_pull(tokens)
+    ratio = log_ratio.exp()
     plain = pull * ratio
-    clipped = pull * ratio.clamp(1.0 - options.clip_low, 1.0 + options.clip_high)
-    losses = torch.maximum(plain, clipped)
-    is_clipped = clipped.detach() > plain.detach()
+    clipped = ratio.clamp_(1.0 - options.clip_low, 1.0 + options.clip_high).mul_(pull)
+    is_clipped = clipped > plain
+    losses, moves = torch.maximum(plain, clipped, out=clipped), ~is_clipped
     is_lower = None
     if options.clip_dual > 0:
-        bound = advantages.abs() * options.clip_dual  # with A ≥ 0 the loss is negative: never bounded
-        is_lower = losses.detach() > bound
-        losses = torch.minimum(losses, bound)
-    return TokenLoss(weighted(losses, tokens), summed(log_ratio, is_clipped, is_lower))
+        bound = pull.abs_().mul_(options.clip_dual)  # with A ≥ 0 the loss is negative: never bounded
+        is_lower = losses > bound
+        losses, moves = torch.minimum(losses, bound, out=losses), moves.logical_and_(~is_lower)
+    moves.logical_and_(log_ratio.abs() < MAX_LOG_RATIO)
+    return losses, blank_(moves, plain), summed(log_ratio, is_clipped, is_lower)
 
 
-def gspo(tokens: PolicyTokens, options: PolicyOptions) -> TokenLoss:
+@_by_hand
+def gspo(tokens: PolicyTokens, options: PolicyOptions) -> Terms:
     """PPO's clip on the sequence's ratio exp(mean log-ratio); each token carries its share of the gradient (GSPO)."""
-    logprobs, old, advantages = blank(tokens.mask, tokens.logprobs, tokens.old_logprobs, tokens.advantages)
-    log_ratio = logprobs.detach() - old
+    log_ratio, pull = _log_ratio_and_pull(tokens)
     counts = row_counts(tokens.mask, tokens.lengths, log_ratio.dtype).clamp(min=1)
-    sequence = row_sum(log_ratio, tokens.lengths) / counts  # [B]
-    # Worth the sequence's ratio, with the gradient of the token's own log-probability.
-    ratio = (logprobs - logprobs.detach() + per_token(sequence, tokens.lengths)).clamp(max=10.0).exp()
-    pull = -advantages
-    plain = pull * ratio
-    clipped = pull * ratio.clamp(1.0 - options.clip_low, 1.0 + options.clip_high)
-    is_clipped = clipped.detach() > plain.detach()
-    return TokenLoss(weighted(torch.maximum(plain, clipped), tokens), summed(log_ratio, is_clipped))
+    mean = row_sum(log_ratio, tokens.lengths) / counts  # [B]
+    ratio = mean.clamp(max=_MAX_MEAN).exp()
+    plain = per_token(ratio, tokens.lengths).mul_(pull)
+    clipped = per_token(ratio.clamp(1.0 - options.clip_low, 1.0 + options.clip_high), tokens.lengths).mul_(pull)
+    is_clipped = clipped > plain
+    losses = torch.maximum(plain, clipped, out=clipped)
+    moves = per_token(mean <= _MAX_MEAN, tokens.lengths).logical_and_(~is_clipped)
+    return losses, blank_(moves, plain), summed(log_ratio, is_clipped)
 
 
-def cispo(tokens: PolicyTokens, options: PolicyOptions) -> TokenLoss:
+@_by_hand
+def cispo(tokens: PolicyTokens, options: PolicyOptions) -> Terms:
     """−sg(clip(ρ))·A·log π: clipped tokens keep a gradient (CISPO)."""
-    logprobs, old, advantages = blank(tokens.mask, tokens.logprobs, tokens.old_logprobs, tokens.advantages)
-    log_ratio = logprobs.detach() - old
-    ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    log_ratio, pull = _log_ratio_and_pull(tokens)
+    ratio = log_ratio.exp()
     clipped = ratio.clamp(1.0 - options.clip_low, 1.0 + options.clip_high)
-    return TokenLoss(weighted(-(clipped * advantages) * logprobs, tokens), summed(log_ratio, ratio != clipped))
+    is_clipped = ratio != clipped
+    slope = clipped.mul_(pull)
+    return blank_(tokens.mask, slope * tokens.logprobs), slope, summed(log_ratio, is_clipped)
 
 
-def gpg(tokens: PolicyTokens, options: PolicyOptions) -> TokenLoss:
+@_by_hand
+def gpg(tokens: PolicyTokens, options: PolicyOptions) -> Terms:
     """−A·log π: the plain policy gradient (GPG)."""
-    logprobs, old, advantages = blank(tokens.mask, tokens.logprobs, tokens.old_logprobs, tokens.advantages)
-    return TokenLoss(weighted(-advantages * logprobs, tokens), summed(logprobs.detach() - old))
+    log_ratio, pull = _log_ratio_and_pull(tokens)
+    return blank_(tokens.mask, pull * tokens.logprobs), pull, summed(log_ratio)
 
 
 def geo_mean(tokens: PolicyTokens, options: PolicyOptions) -> TokenLoss:
@@ -115,13 +144,13 @@ def geo_mean(tokens: PolicyTokens, options: PolicyOptions) -> TokenLoss:
     """
     lengths = tokens.lengths
     log_ratio, advantages = blank(tokens.mask, tokens.logprobs - tokens.old_logprobs, tokens.advantages)
+    log_ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     counts = row_counts(tokens.mask, lengths, log_ratio.dtype).clamp(min=1)
     # The pessimistic one of log-ratio and clipped log-ratio: only the side that A pushes to is bounded.
     sign = advantages.sign()
     bound = 0.5 * (options.clip_high + options.clip_low) + 0.5 * (options.clip_high - options.clip_low) * sign
-    pushed = sign * log_ratio
-    pessimistic = sign * torch.minimum(pushed, bound)
-    mean = (row_sum(pessimistic, lengths) / counts).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    pessimistic = sign * torch.minimum(sign * log_ratio, bound)
+    mean = row_sum(pessimistic, lengths) / counts
     sequence = -row_sum(advantages, lengths) / counts * mean.exp()  # [B]
     if tokens.weights is not None:
         log_weights = blank(tokens.mask, (tokens.weights + 1e-10).log())
@@ -131,17 +160,20 @@ def geo_mean(tokens: PolicyTokens, options: PolicyOptions) -> TokenLoss:
     return TokenLoss(blank(tokens.mask, per_token(sequence, lengths)), metrics)
 
 
-def sapo(tokens: PolicyTokens, options: PolicyOptions) -> TokenLoss:
+@_by_hand
+def sapo(tokens: PolicyTokens, options: PolicyOptions) -> Terms:
     """−A·σ(τ(ρ − 1))·4/τ, τ by the sign of A: a soft gate instead of a clip (SAPO)."""
-    log_ratio, advantages = blank(tokens.mask, tokens.logprobs - tokens.old_logprobs, tokens.advantages)
-    ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-    is_positive = advantages.sign().clamp(min=0.0)  # 1 or 0; torch.where is slow on a CPU
-    tau = options.tau_negative + (options.tau_positive - options.tau_negative) * is_positive
-    losses = torch.sigmoid(tau * (ratio - 1.0)) * (advantages / tau * -4.0)
-    return TokenLoss(weighted(losses, tokens), summed(log_ratio))
+    log_ratio, pull = _log_ratio_and_pull(tokens)
+    ratio = log_ratio.exp()
+    is_positive = (-pull).sign_().clamp_(min=0.0)  # 1 or 0; torch.where is slow on a CPU
+    tau = is_positive.mul_(options.tau_positive - options.tau_negative).add_(options.tau_negative)
+    gate = (ratio - 1.0).mul_(tau).sigmoid_()
+    losses = (gate * pull).div_(tau).mul_(4.0)
+    slope = ratio.mul_(gate).mul_(1.0 - gate).mul_(pull).mul_(4.0)
+    return losses, blank_(log_ratio.abs() < MAX_LOG_RATIO, slope), summed(log_ratio)
 
 
-POLICY_LOSSES: dict[str, Callable[[PolicyTokens, PolicyOptions], TokenLoss]] = {
+POLICY_LOSSES: dict[str, PolicyLoss] = {
     "ppo": ppo,
     "gspo": gspo,
     "cispo": cispo,
@@ -153,16 +185,21 @@ POLICY_LOSSES: dict[str, Callable[[PolicyTokens, PolicyOptions], TokenLoss]] = {
 
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor, *, clip: float) -> TokenLoss:
     """½·max((v − R)², (clip(v, v_old ± clip) − R)²) per token, all [N]; a `clip` of 0 turns clipping off."""
-    values, old_values, returns = blank(mask, values, old_values, returns)
-    plain = (values - returns).square()
-    if clip <= 0:
-        sums = {"critic/vf_clipfrac": values.new_zeros(()), "critic/vpred_mean": values.detach().sum()}
-        return TokenLoss(0.5 * plain, sums)
-    near = torch.minimum(torch.maximum(values, old_values - clip), old_values + clip)
-    clipped = (near - returns).square()
-    is_clipped = clipped.detach() > plain.detach()
-    sums = {"critic/vf_clipfrac": is_clipped.sum(), "critic/vpred_mean": values.detach().sum()}
-    return TokenLoss(0.5 * torch.maximum(plain, clipped), sums)
+    with torch.no_grad():
+        error = blank_(mask, values - returns)
+        losses, slope, is_clipped = error.square(), error, None
+        if clip > 0:
+            near = torch.clamp(values, old_values - clip, old_values + clip)
+            clipped = blank_(mask, near.sub_(returns).square_())
+            is_clipped = clipped > losses
+            losses, slope = torch.maximum(losses, clipped, out=clipped), blank_(~is_clipped, error)
+        losses.mul_(0.5)
+        zero = losses.new_zeros(())
+        sums = {
+            "critic/vf_clipfrac": zero if is_clipped is None else torch.count_nonzero(is_clipped),
+            "critic/vpred_mean": masked_sum(values, mask),
+        }
+    return TokenLoss(differentiable(values, losses, slope), sums)
 
 
 def entropy(logits: Tensor) -> Tensor:

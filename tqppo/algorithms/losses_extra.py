@@ -39,7 +39,7 @@ def dro(tokens: PolicyTokens, *, beta: float) -> TokenLoss:
     """−(A·log π − β/2·(log π − log π_old)²) (DRO)."""
     logprobs, log_ratio = blank(tokens.mask, tokens.logprobs, tokens.logprobs - tokens.old_logprobs)
     losses = 0.5 * beta * log_ratio.square() - blank(tokens.mask, tokens.advantages) * logprobs
-    return TokenLoss(weighted(losses, tokens), summed(log_ratio))
+    return TokenLoss(weighted(losses, tokens), summed(log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)))
 
 
 def _covariance(tokens: PolicyTokens) -> Tensor:
@@ -82,4 +82,7 @@ def clip_cov(
     order = torch.randperm(candidates.numel(), generator=generator, device="cpu").to(candidates.device)
     keep = torch.ones_like(tokens.mask)
     keep[candidates[order[:count]]] = False
-    return TokenLoss(weighted(torch.maximum(plain, clipped) * keep, tokens), summed(log_ratio, ~keep))
+    return TokenLoss(
+        weighted(torch.maximum(plain, clipped) * keep, tokens),
+        summed(log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO), ~keep),
+    )
