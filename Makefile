@@ -16,9 +16,10 @@ env: $(STAMP)
 
 # The install is editable: it needs doing again only when the requirements change.
 $(STAMP): pyproject.toml constraints.txt
+	@echo "installing into $(VENV); some minutes the first time"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install -qq --upgrade pip
+	$(BIN)/python -m pip install -qq --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
 test: $(STAMP)
