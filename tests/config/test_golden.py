@@ -6,18 +6,148 @@ After a change of wording: TQPPO_GOLDEN=write pytest tests/config/test_golden.py
 from __future__ import annotations
 
 import os
-import sys
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-from cases import CASES, Case
 
 from tqppo.config.compile import Compilation, compile_config
 from tqppo.config.diagnostics import render_text
 
 GOLDEN = Path(__file__).parents[1] / "golden"
+
+
+@dataclass(frozen=True)
+class Case:
+    """What stands in `run.toml` and other files, and what is typed; `config` is run.toml unless told."""
+
+    run: str = ""
+    files: dict[str, str | bytes] = field(default_factory=dict)
+    sets: tuple[str, ...] = ()
+    environ: dict[str, str] = field(default_factory=dict)
+    config: tuple[str, ...] | None = None
+    preset: str | None = None
+
+
+DISTILL = """mode = "distill"
+
+[data]
+train = "train.parquet"
+
+[model]
+path = "Qwen/Qwen2.5-7B-Instruct"
+
+[cluster]
+gpus_per_node = 8
+
+[distillation]
+gpus_per_node = {gpus}
+
+[teachers.math]
+path = "Qwen/Qwen2.5-32B-Instruct"
+match = ["gsm8k"]
+backend = "vllm"
+tensor_parallel = 4
+
+[teachers.code]
+path = "Qwen/Qwen2.5-14B-Instruct"
+match = ["{code}"]
+backend = "vllm"
+replicas = {replicas}
+tensor_parallel = 2
+"""
+
+CASES: dict[str, Case] = {
+    # keys
+    "unknown-key": Case("[actor]\nlearning-rate = 1e-4\nepoch = 2\n"),
+    "unknown-section": Case("[rolout]\ngroup_size = 4\n"),
+    "key-of-another-section": Case("[data]\ngroup_size = 4\n"),
+    "removed-resource-pool": Case('mode = "distill"\n\n[distillation]\nenable_resource_pool = true\n'),
+    "removed-teacher-model": Case('[distillation]\nnum_workers = 8\n\n[distillation.teacher_model]\npath = "x"\n'),
+    "verl-names": Case("[actor_rollout_ref.rollout]\nn = 8\n\n[actor_rollout_ref.actor]\nppo_mini_batch_size = 32\n"),
+    "trl-names": Case("num_generations = 8\nbeta = 0.04\n"),
+    "prime-rl-names": Case("[orchestrator]\nrollouts_per_example = 16\n\n[ckpt]\ninterval = 25\n"),
+    "teacher-without-a-name": Case('mode = "distill"\n\n[teachers]\npath = "runs/teacher/export/hf"\n'),
+    "teacher-without-a-path": Case('mode = "distill"\n\n[teachers.math]\nmatch = ["gsm8k"]\n'),
+    "section-as-a-value": Case('rollout = "vllm"\n'),
+    # values
+    "wrong-types": Case('[actor]\nlr = "1e-3"\nepochs = 2.0\ngradient_checkpointing = "true"\n[data]\ntrain = 3\n'),
+    "wrong-list-element": Case('[rollout]\nstop_token_ids = [1, 2, "three"]\n'),
+    "wrong-choice": Case('[algorithm]\nadvantage = "grp"\naggregate = "token_mean"\n'),
+    "out-of-range": Case("[rollout]\ntop_p = 1.5\ntemperature = 0.0\n[actor]\nlr = nan\n"),
+    "unknown-backend": Case('[rollout]\nbackend = "vlm"\n[storage]\nbackend = "redis"\n'),
+    "unknown-task": Case('[data]\ntrain = "task:sorting"\n'),
+    "unknown-task-argument": Case('[data]\ntrain = "task:sort"\ntask_args = { digit = 4 }\n'),
+    # layers
+    "set-and-environment": Case(
+        sets=("actor.lr=fast", "rollout.backnd=vllm"), environ={"TQPPO__RUN__MAX_STEPS": "many"}
+    ),
+    "bad-set": Case(sets=("actor.lr", "data.train=[1, 2", "a b=3")),
+    "mistake-in-a-base": Case('extends = "mine"\n[actor]\nlr = 1e-4\n', {"presets/mine.toml": "[actor]\nepochs = 0\n"}),
+    "unknown-preset": Case(preset="quikstart"),
+    "extends-cycle": Case('extends = "a.toml"\n', {"a.toml": 'extends = "b.toml"\n', "b.toml": 'extends = "a.toml"\n'}),
+    "extends-wrong-type": Case("extends = 3\n"),
+    # files
+    "toml-syntax": Case("[run]\nmax_steps = \nseed = zero\ndeterministic = True\n[actor\nlr = 1\n"),
+    "missing-file": Case(config=("rum.toml",)),
+    "directory": Case("seed = 1\n", {"folder/a.toml": ""}, config=("folder",)),
+    "not-utf-8": Case(files={"latin.toml": "[run]\nname = 'é'\n".encode("latin-1")}, config=("latin.toml",)),
+    "empty-file": Case("# nothing yet\n"),
+    "ten-megabytes": Case(files={"big.toml": b"#" * 10_485_760}, config=("big.toml",)),
+    "deep-nesting": Case("x = " + "[" * 40 + "]" * 40 + "\n"),
+    # arithmetic
+    "mini-batch-and-ranks": Case(
+        "[data]\nbatch_size = 128\n[rollout]\ngroup_size = 8\n[actor]\nmini_batch_size = 32\nranks = 7\n"
+    ),
+    "mini-batch-over-batch": Case("[data]\nbatch_size = 24\n[actor]\nmini_batch_size = 32\n"),
+    "padding-explosion": Case(
+        'mode = "ppo"\n[data]\nbatch_size = 256\n[rollout]\ngroup_size = 8\n'
+        "[actor]\nmini_batch_size = 192\nranks = 8\n[critic]\nmini_batch_size = 256\nranks = 8\n"
+    ),
+    "single-session-group": Case('mode = "grpo"\n[rollout]\ngroup_size = 1\n'),
+    "context-too-short": Case(
+        "[rollout]\nmax_new_tokens = 2048\nmax_context_tokens = 2048\n[data]\nmax_prompt_tokens = 512\n"
+    ),
+    "context-over-the-model": Case('[model]\npath = "Qwen/Qwen2.5-Math-7B"\n[rollout]\nmax_new_tokens = 8192\n'),
+    "row-over-micro-batch": Case("[rollout]\nmax_new_tokens = 3000\n[actor]\nmicro_batch_tokens = 2048\n"),
+    # algorithm
+    "gae-without-critic": Case('mode = "grpo"\n[algorithm]\nadvantage = "gae"\n'),
+    "critic-without-ppo": Case('mode = "grpo"\n[critic]\nlr = 1e-4\n'),
+    "preset-overtaken": Case('mode = "ppo"\n[critic]\nlr = 1e-4\n', sets=("mode=grpo",)),
+    "kl-without-estimator": Case('[algorithm]\nkl_loss_coef = 0.01\n[reference]\npath = "base"\n'),
+    "kl-without-weight": Case('[algorithm]\nkl_loss = "k3"\n'),
+    "adaptive-kl-from-zero": Case('[algorithm]\nkl_reward = "k1"\nkl_controller = "adaptive"\n'),
+    "correction-of-nothing": Case('[algorithm]\nold_logprobs = "rollout"\ncorrection = "token"\n'),
+    "k1-supervised": Case('mode = "distill"\n[distillation]\nloss = "k1"\n[teachers.t]\npath = "t"\n'),
+    "filter-before-the-score": Case('[algorithm]\nfilter_groups = true\n[reward_model]\npath = "rm"\n'),
+    # engines and teachers
+    "engine-lacks-it": Case('[rollout]\nbackend = "embedded"\ntensor_parallel = 2\nendpoints = ["localhost:8000"]\n'),
+    "heads-too-small-to-serve": Case('[model]\nnum_heads = 8\n[rollout]\nbackend = "vllm"\n'),
+    "too-few-gpus": Case("[cluster]\ngpus_per_node = 4\n[actor]\nranks = 8\n"),
+    "no-teacher": Case('mode = "distill"\n'),
+    "pool-without-gpus": Case(DISTILL.format(gpus=0, code="code", replicas=2)),
+    "pool-does-not-add-up": Case(DISTILL.format(gpus=8, code="code", replicas=3)),
+    "replica-straddles-nodes": Case(
+        'mode = "distill"\n[distillation]\nnodes = 2\ngpus_per_node = 3\n'
+        '[teachers.a]\npath = "a"\nbackend = "vllm"\ntensor_parallel = 2\nreplicas = 3\n'
+    ),
+    "teacher-route-twice": Case(DISTILL.format(gpus=8, code="gsm8k", replicas=2)),
+    "teacher-context-too-short": Case(
+        'mode = "distill"\n[rollout]\nmax_new_tokens = 256\n[data]\nmax_prompt_tokens = 256\n'
+        '[teachers.t]\npath = "t"\nmax_context_tokens = 512\n'
+    ),
+    "teacher-of-another-family": Case(
+        'mode = "distill"\n[model]\npath = "Qwen/Qwen2.5-7B"\n[teachers.t]\npath = "meta-llama/Llama-3.1-8B"\n'
+    ),
+    "top-k-over-the-engine": Case(
+        'mode = "distill"\n[distillation]\nloss = "forward_kl_topk"\ntop_k = 2048\n'
+        '[teachers.t]\npath = "t"\nbackend = "vllm"\n'
+    ),
+    "source-without-a-teacher": Case(
+        'mode = "distill"\n[data]\ntrain = "train.jsonl"\n[teachers.t]\npath = "t"\nmatch = ["math"]\n',
+        {"train.jsonl": '{"prompt": "1+1", "data_source": "math"}\n{"prompt": "hi", "data_source": "chat"}\n'},
+    ),
+}
 
 
 def compiled(case: Case, folder: Path) -> Compilation:

@@ -44,6 +44,18 @@ def test_resolved_toml_reproduces_the_config(name: str, tmp_path: Path) -> None:
     assert again.draft == original.draft
 
 
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("change", ["mode=grpo", "mode=ppo", "model.path=somewhere/else", "data.train=mine.jsonl"])
+def test_a_changed_preset_still_resolves_to_one_consistent_file(name: str, change: str, tmp_path: Path) -> None:
+    changed = compile_config(name, [], [change], {})
+    if not changed.ok:  # such as grpo-settings that PPO refuses: the user is told
+        return
+    (tmp_path / "resolved.toml").write_text(resolved_toml(changed), encoding="utf-8")
+    again = compile_config(None, [tmp_path / "resolved.toml"], environ={})
+    assert again.ok, render_text(again.diagnostics)
+    assert again.draft == changed.draft
+
+
 def test_resolved_toml_survives_strings_that_need_care(tmp_path: Path) -> None:
     awkward = 'a "quoted" \\ path\n\tand é 漢 🙂'
     original = compile_config(None, [], [f"data.system_prompt={awkward}", "data.task_args={digits = 5}"], {})

@@ -77,7 +77,19 @@ def compile_config(
     draft = _build(merged, judge, layers)
     chains = {key: tuple(chain) for key, chain in origins.items()}
     found = in_order([*judge.problems, *run_checks(draft, chains, frozenset(judge.doubtful))])
+    draft = _without(merged, draft, [each.key for each in found if each.code == "W303"])
     return Compilation(draft, found, chains, layers, _name(preset, config_files))
+
+
+def _without(merged: dict[str, Any], draft: Config, void: list[str]) -> Config:
+    """The config without settings that a later layer made void, so that what is written down is what counts:
+    in one file they would be contradictions."""
+    for key in void:
+        section, _, name = key.partition(".")
+        merged.get(section, {}).pop(name, None)
+    if any(key.startswith("teachers.") for key in void):
+        merged.pop("teachers", None)
+    return type(draft).model_validate(merged) if void else draft
 
 
 def _name(preset: str | None, files: Sequence[Path | str]) -> str:
