@@ -103,7 +103,7 @@ def narrow_engine(tiny_model: Path) -> Iterator[tuple[Any, asyncio.AbstractEvent
     loop.close()
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(arrival=st.permutations(range(16)), pauses=st.lists(st.integers(0, 4), min_size=16, max_size=16))
 def test_timing_and_arrival_order_do_not_change_a_byte(
     narrow_engine: tuple[Any, asyncio.AbstractEventLoop], arrival: list[int], pauses: list[int]
@@ -149,11 +149,11 @@ def test_cohorts_that_overlap_do_not_mix(tiny_model: Path) -> None:
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_requests_that_come_while_others_decode_are_exact(tiny_model: Path, deterministic: bool) -> None:
     """Long outputs and late long prompts: rows move, the cache grows, and its window moves both ways."""
-    asked = requests(40, longest=90, most=150, seed=3)
+    asked = requests(28, longest=90, most=150, seed=3)
 
     async def work(engine: Any) -> list[Completion]:
         async def late(place: int) -> Completion:
-            for _ in range(place * 5):
+            for _ in range(place * 8):
                 await asyncio.sleep(0)
             return await engine.generate(asked[place])
 

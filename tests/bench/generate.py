@@ -105,7 +105,7 @@ def measure(folder: Path, work: Workload) -> dict[str, float]:
     engine = plugins.load("rollout", "embedded")(spec)
     loop.run_until_complete(engine.start())
     total = sum(work.new_tokens)
-    rounds = max(1, 4_000 // total)  # long enough for the resolution of the CPU clock
+    rounds = max(1, 2_000 // total)  # long enough for the resolution of the CPU clock
 
     def several(run: Callable[[], Any]) -> Callable[[], None]:
         return lambda: [run() for _ in range(rounds)] and None
