@@ -49,23 +49,25 @@ class ServerProcess:
     ) -> None:
         self.grace_s = grace_s
         self.scratch = tempfile.mkdtemp(prefix="tqppo-", dir="/tmp")  # short: sockets live in it
-        self.log_path = Path(log_path) if log_path else Path(self.scratch) / "server.log"
+        self.log_path = Path(log_path or Path(self.scratch) / "server.log").resolve()
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         self.exited: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._said, self._last_words = b"", ""
-        with self.log_path.open("ab") as log:
-            log.write(f"$ {' '.join(command)}\n".encode())
-            self._log_start = log.tell()
+        log = self.log_path.open("ab", buffering=0)
+        log.write(f"$ {' '.join(command)}\n".encode())
+        self._log_start = log.tell()
         self._log = self.log_path.open("rb")  # stays readable after the file is removed
         supervisor = [sys.executable, "-I", "-S", str(SUPERVISOR), str(grace_s), self.scratch, str(self.log_path)]
         self._popen = subprocess.Popen(
             [*supervisor, *command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=log,
             env=clean_environment({**environment, "TMPDIR": self.scratch}),
             cwd=self.scratch,
             start_new_session=True,
         )
+        log.close()
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._stdout.fileno(), self._hear)
 

@@ -17,6 +17,7 @@ import os
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -116,6 +117,7 @@ class ServerEngine:
 
     def __init__(self, spec: EngineSpec) -> None:
         self.spec = spec
+        self.model = str(Path(spec.model).resolve()) if Path(spec.model).is_dir() else spec.model  # or a hub name
         self.on_gpu = has_gpu()
         self.token = "" if is_loopback(spec.host) else secrets.token_urlsafe(24)
         self.served_name = f"{spec.name}-{secrets.token_hex(4)}"  # proves that the server that answers is ours
@@ -205,7 +207,7 @@ class ServerEngine:
             raise EngineError(f"there are no weights (*.safetensors) in {source.folder}")
         async with self._gate.closed(self.spec.request_timeout_s):
             server = await self._server()
-            self._source = source
+            source = self._source = replace(source, folder=str(Path(source.folder).resolve()))
             try:
                 await self._push(server, source)
             except EngineError as error:

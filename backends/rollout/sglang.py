@@ -35,7 +35,7 @@ class SGLangRollout(ServerEngine):
     grace_s = 0.0  # asked to end, it sleeps for seconds and then kills its own processes
 
     def command(self, python: str, port: int) -> list[str]:
-        server = [python, "-m", "sglang.launch_server", "--model-path", self.spec.model]
+        server = [python, "-m", "sglang.launch_server", "--model-path", self.model]
         return [*server, "--host", self.spec.host, "--port", str(port)]
 
     def arguments(self) -> dict[str, Any]:

@@ -34,7 +34,7 @@ class VLLMRollout(ServerEngine):
 
     def command(self, python: str, port: int) -> list[str]:
         # `vllm serve` needs package metadata that the CPU build does not have.
-        server = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", self.spec.model]
+        server = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", self.model]
         return [*server, "--host", self.spec.host, "--port", str(port)]
 
     def arguments(self) -> dict[str, Any]:

@@ -224,11 +224,13 @@ def test_nothing_survives_the_sigkill_of_the_host() -> None:
     assert not Path(scratch).exists()
 
 
-def test_the_log_is_kept_in_the_folder_of_the_run(tmp_path: Path) -> None:
+def test_the_log_is_kept_in_the_folder_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
     async def work(engine: SmallEngine) -> None:
         return None
 
-    run(SmallEngine(spec(tmp_path, name="rollout-3")), work)
-    log = (tmp_path / "rollout-3.log").read_text()
+    run(SmallEngine(spec(tmp_path, name="rollout-3", log_dir="logs/1")), work)  # relative, as a run's folder may be
+    log = (tmp_path / "logs/1/rollout-3.log").read_text()
     assert log.startswith("$ ")
     assert "listening" in log
