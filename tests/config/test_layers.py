@@ -96,6 +96,12 @@ def test_extends_finds_files_beside_the_file_that_names_them() -> None:
     assert compiled(None, ["deep/run.toml"]).draft.run.seed == 5
 
 
+def test_extends_finds_a_preset_beside_the_file_before_all_others() -> None:
+    write("deep/base-tiny.toml", "[run]\nseed = 6\n")
+    write("deep/run.toml", 'extends = "base-tiny"\n')
+    assert compiled(None, ["deep/run.toml"]).draft.run.seed == 6
+
+
 def test_a_preset_may_extend_its_built_in_namesake() -> None:
     write("presets/quickstart.toml", 'extends = "quickstart"\n[run]\nseed = 9\n')
     config = compiled("quickstart").draft

@@ -68,7 +68,10 @@ class Reader:
         self.layers.append(Layer(kind, document.source, document))
 
     def _named(self, name: str, at: Span | None, child: Path | None) -> Path | None:
-        """A preset's name, or a path; relative to the file that extends it."""
+        """A preset's name, or a path; both are looked for beside the file that extends them first."""
+        sibling = child.parent / f"{name}.toml" if child is not None else None
+        if child is not None and sibling is not None and sibling.is_file() and not sibling.samefile(child):
+            return sibling
         if name.endswith(".toml") or "/" in name:
             return Path(name) if child is None else child.parent / name
         found = find_preset(name, self.environ, beyond=child)
