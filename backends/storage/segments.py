@@ -277,6 +277,13 @@ def reap(parent: Path) -> list[str]:
     return reaped
 
 
+def remove_run(prefix: str, base: str = "") -> None:
+    """Delete all folders of a run on this machine."""
+    for parent in _parents(base):
+        for folder in parent.glob(f"{prefix}*"):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
 def _abandoned(parent: Path) -> list[Path]:
     """Folders whose maker died before it named them."""
     old = time.time() - 600

@@ -11,7 +11,7 @@ from tqppo.queue.block import Block, BlockView, Bytes, parse
 from tqppo.queue.calls import Remote
 
 from .nodes import NodeActors, this_node, who
-from .segments import Segments
+from .segments import Segments, remove_run
 
 Request = tuple[str, str, int]  # file, block, bytes
 Pieces = tuple[bytes, dict[int, Bytes]]  # header, start → bytes
@@ -71,6 +71,7 @@ class SimpleStorage:
         await self._servers.close()
         if self._segments is not None:
             self._segments.remove()
+        remove_run(f"tqppo-{self.spec.run}-", self.spec.dir)  # an owner that was killed could not do it
 
     @property
     def node(self) -> str:

@@ -360,6 +360,7 @@ def test_a_snapshot_is_restored_by_any_storage(queue: Queue, tmp_path: Path) -> 
         target = queue if not local else Queue.create(storage, budget_bytes=64 * MIB, local=True)
         target.put(["other"], {"check_number": torch.ones(1)})
         target.restore(tmp_path / "saved")
+        target.restore(tmp_path / "saved")  # also over itself
         assert target.list().tags == batch.tags
         assert target.list("val").tags == ({"is_prompt": True},)
         found = target.get(batch, list(columns))

@@ -6,6 +6,7 @@ deadline, a blocking form and an `a…` twin for event loops, and never returns 
 
 from __future__ import annotations
 
+import logging
 import uuid
 import weakref
 from collections.abc import Mapping, Sequence
@@ -31,6 +32,8 @@ from tqppo.queue.service import Link, LocalLink, RayLink, Service, this_node
 __all__ = ["BatchMeta", "Jagged", "Queue"]
 
 Columns = Mapping[str, Any]
+log = logging.getLogger(__name__)
+
 SETTLED = {"status": ("finished", "failed")}
 RETRIES = 8  # a block may move while it is looked up; each retry asks the index again
 
@@ -264,6 +267,9 @@ def this_place(spec: StorageSpec) -> str:
 
 
 def _end(link: Link, store: Storage | None) -> None:
-    link.close()
-    if store is not None:
+    try:
+        link.close()
+    except QueueError as error:
+        log.warning("the queue ends without its index: %s", error)
+    if store is not None:  # what the index could not remove any more
         run(store.close())
