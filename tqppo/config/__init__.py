@@ -8,7 +8,7 @@
     from tqppo.config.plan import make_plan              # (compilation) -> Plan (.text(formulas=False), .as_dict())
     from tqppo.config.presets import list_presets, find_preset, preset_header, diff_presets
     from tqppo.config.keys import all_keys, values_of    # completion: no pydantic, a few milliseconds
-    from tqppo.config.probe import probe                 # (compilation) -> list[Diagnostic]; imports heavy things inside
+    from tqppo.config.probe import probe                 # (compilation) -> list[Diagnostic]; loads heavy things
 
 None of it imports torch, ray or transformers (except inside `probe`), and importing these modules
 does not import pydantic or tree-sitter before a config is compiled.
