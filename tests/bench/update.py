@@ -1,0 +1,122 @@
+"""A training step of the actor against the same step on padded batches, and against a bare forward/backward loop.
+
+`make bench-update`. Two workloads: the quickstart's (256 rows of about 13 tokens), and rows of 16–512 tokens.
+The bare loop knows the cuts beforehand and does nothing but forward, backward, clip and AdamW.
+"""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from harness import interleaved, publish
+
+from tqppo.algorithms.layout import to_nested
+from tqppo.workers import microbatch
+from tqppo.workers.actor import Actor
+from tqppo.workers.microbatch import MicroBatch, Rows
+from tqppo.workers.specs import ModelSpec, OptimizerSpec, RoleSpec
+from tqppo.workers.tiny import write_tiny_model
+
+MINI_BATCHES = 2
+BUDGET = 16_384
+
+
+def make_rows(sequences: list[int], responses: list[int]) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(0)
+    lengths, total = torch.tensor(responses), sum(responses)
+    tokens = torch.randint(0, 256, (sum(sequences),), generator=generator)
+    values = {
+        "response_mask": torch.ones(total, dtype=torch.bool),
+        "old_logprobs": torch.full((total,), -5.5),
+        "advantages": torch.randn(total, generator=generator),
+    }
+    return {
+        "tokens": to_nested(tokens, torch.tensor(sequences)),
+        **{name: to_nested(value, lengths) for name, value in values.items()},
+    }
+
+
+class PaddedActor(Actor):
+    """The same actor, its rows in the order they come and padded to the longest of the batch."""
+
+    def micro_batches(self, rows: Rows, chosen: torch.Tensor) -> list[torch.Tensor]:
+        self.width = int(rows.lengths.max()) - 1
+        return list(chosen.split(max(1, self.spec.micro_batch_tokens // self.width)))
+
+    def build(self, rows: Rows, chosen: torch.Tensor, keep: torch.Tensor | None = None) -> MicroBatch:
+        return microbatch.build(rows, chosen, keep=keep, width=self.width)
+
+
+def bare_loop(actor: Actor, rows: dict[str, Any]) -> Callable[[], None]:
+    """Forward and backward over the cuts that the actor would choose, worked out beforehand."""
+    flat = Rows.of(rows)
+    halves = [
+        [microbatch.build(flat, cut) for cut in actor.micro_batches(flat, half)]
+        for half in torch.arange(len(flat)).tensor_split(MINI_BATCHES)
+    ]
+    model: Any = actor.model
+    parameters = list(model.parameters())
+    optimizer = torch.optim.AdamW(parameters, lr=1e-6, fused=True)
+
+    def run() -> None:
+        for micros in halves:
+            for micro in micros:
+                hidden = model.causal_lm.model(input_ids=micro.input_ids, use_cache=False).last_hidden_state
+                logits = model.causal_lm.lm_head(hidden.flatten(0, 1).index_select(0, micro.outputs))
+                torch.nn.functional.cross_entropy(logits, micro.targets, reduction="sum").backward()
+            torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return run
+
+
+def times(count: int, run: Callable[[], Any]) -> Callable[[], None]:
+    """Short runs several times over: the clock of CPU-seconds ticks a hundred times a second."""
+
+    def repeated() -> None:
+        for _ in range(count):
+            run()
+
+    return repeated
+
+
+def measure(name: str, rows: dict[str, Any], *, count: int, repeats: int) -> list[Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        model = ModelSpec(str(write_tiny_model(folder)))
+        spec = RoleSpec(model, OptimizerSpec(lr=1e-6), micro_batch_tokens=BUDGET)
+        ours, padded, plain = Actor(spec), PaddedActor(spec), Actor(spec)
+        for actor in (ours, padded, plain):
+            actor.start()
+    alternatives = {
+        "ours": lambda: ours.update(rows, step=1, num_mini_batches=MINI_BATCHES),
+        "padded": lambda: padded.update(rows, step=1, num_mini_batches=MINI_BATCHES),
+        "bare": bare_loop(plain, rows),
+    }
+    timings = interleaved({key: times(count, run) for key, run in alternatives.items()}, repeats=repeats)
+    tokens = int(rows["tokens"].offsets()[-1])
+    cpu = {key: timing.cpu / count for key, timing in timings.items()}
+    return [name, tokens, tokens / cpu["ours"], cpu["ours"], cpu["padded"] / cpu["ours"], cpu["bare"] / cpu["ours"]]
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    draw = random.Random(0)
+    short = [draw.randint(11, 15) for _ in range(256)]
+    mixed = [draw.randint(16, 512) for _ in range(64)]
+    rows = [
+        measure("256 rows of 11–15 tokens", make_rows(short, [n - 7 for n in short]), count=5, repeats=9),
+        measure("64 rows of 16–512 tokens", make_rows(mixed, [n - 8 for n in mixed]), count=1, repeats=5),
+    ]
+    header = ("update, 2 mini-batches", "tokens", "tokens/CPU-s", "CPU-s", "× padded (≥ 1.5)", "× bare loop (≥ 0.9)")
+    names = ("workload", "tokens", "tokens_per_cpu_s", "cpu_s", "vs_padded", "vs_bare")
+    figures = [dict(zip(names, row, strict=True)) for row in rows]
+    publish("update", "actor.update, one thread, CPU-seconds", header, rows, figures)
+
+
+if __name__ == "__main__":
+    main()
