@@ -134,3 +134,20 @@ def test_missing_engine_is_preflight(tqppo: Run, tmp_path: Path) -> None:
     answer = tqppo(*command, environ=nowhere)
     assert answer.code == 4
     assert "tqppo backends install vllm" in answer.out + answer.err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("command", "code", "told"),
+    [
+        ("resume nosuch", 5, "nosuch"),
+        ("train --preset distill-tiny", 4, "distill"),
+        ("train --preset grpo-agent-tiny", 4, "rewrite"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_by_name(
+    tqppo: Run, tmp_path: Path, command: str, code: int, told: str
+) -> None:
+    answer = tqppo(*command.split())
+    assert (answer.code, told in answer.err, "Traceback" in answer.err) == (code, True, False)
+    assert not (tmp_path / "runs").exists()
