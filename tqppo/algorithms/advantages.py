@@ -149,15 +149,17 @@ def estimate(
         mask = mask & per_token(~rows.is_padding, rows.lengths)
     if name in GROUP_ESTIMATORS or name == "reinforce_plus_plus_baseline":
         return _estimate_groups(name, reward, mask, rows, options, penalty)
-    episodes, rewards = episode_lengths(rows), token_rewards(reward, rows, mask, penalty)
+    episodes = episode_lengths(rows)
+    if name == "remax":
+        return _estimate_remax(reward, mask, rows, episodes, penalty, critic)
+    rewards = token_rewards(reward, rows, mask, penalty)
     if name == "reinforce_plus_plus":
         return reinforce_plus_plus(rewards, mask, episodes, gamma=options.gamma)
-    assert critic is not None, f"{name} needs {'values' if name == 'gae' else 'baseline rewards'}"
     if name == "gae":
+        assert critic is not None, "gae needs values"
         raw = gae(rewards, critic, mask, episodes, gamma=options.gamma, lam=options.lam)
         return Estimate(whiten(raw.advantages, mask), raw.returns)
-    assert name == "remax", f"unknown advantage estimator {name!r}"
-    return remax(rewards, critic[rows.is_final | rows.is_padding], mask, episodes)
+    raise AssertionError(f"unknown advantage estimator {name!r}")
 
 
 def _estimate_groups(
@@ -175,3 +177,15 @@ def _estimate_groups(
     tokens = to_tokens(groups.scalars, mask, rows.lengths)
     tokens = whiten(tokens, mask) if name == "reinforce_plus_plus_baseline" else tokens
     return Estimate(tokens, tokens, groups.metrics)
+
+
+def _estimate_remax(
+    reward: Tensor, mask: Tensor, rows: Rows, episodes: Tensor, penalty: Tensor | None, baseline: Tensor | None
+) -> Estimate:
+    assert baseline is not None, "remax needs baseline rewards"
+    closing = rows.is_final | rows.is_padding  # one row per episode
+    if penalty is not None:
+        return remax(token_rewards(reward, rows, mask, penalty), baseline[closing], mask, episodes)
+    # Without a penalty the reward to go is the session's reward, on every token.
+    returns = reward[closing]
+    return Estimate(to_tokens(returns - baseline[closing], mask, episodes), to_tokens(returns, mask, episodes))
