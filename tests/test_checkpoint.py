@@ -107,7 +107,7 @@ def test_a_run_is_found_by_name_by_path_and_as_the_latest(tmp_path: Path) -> Non
     assert find_run("latest", runs) == (run, None)
     assert find_run(str(store.folder / "latest"), runs) == (run, None)
     assert find_run(str(step), runs) == (run, step)
-    with pytest.raises(CheckpointError, match="neither a checkpoint nor a run; runs in .*: mine"):
+    with pytest.raises(CheckpointError, match=r"neither a checkpoint nor a run; runs in .*: mine"):
         find_run("yours", runs)
     with pytest.raises(CheckpointError, match="no run in"):
         find_run("latest", tmp_path / "elsewhere")
