@@ -159,8 +159,8 @@ class Storage(Protocol):
     - The constructor starts nothing. `start(node)` is called in the index's process for each node that joins,
       before anybody there writes; its own node comes first.
     - `write` places a block on this process's node. When it returns, the block outlives this process.
-    - `read` opens blocks, at least the columns asked for (None: all), in the same order. A block that is not there (any more) is
-      None in the result; a storage that does not answer is `DataLost` or `DeadlineExceeded`.
+    - `read` opens blocks, at least the columns asked for (None: all), in the same order. A block that is not there
+      (any more) is None in the result; a storage that does not answer is `DataLost` or `DeadlineExceeded`.
     - `free` gives blocks' memory back, never waits, and ignores what is free already. Memory that a reader still
       uses is not written again before the reader lets go.
     - `close`, in the index's process, leaves no process, file or object behind; it may be called twice.
