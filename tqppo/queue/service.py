@@ -116,6 +116,8 @@ class RayLink:
         return Remote(self._handle().join.remote(node), "the queue's index", timeout_s)
 
     def close(self) -> None:
+        if not ray.is_initialized():  # Ray ended first, and the actor with it
+            return
         actor, self._actor = self._handle(), None
         run(_closed(actor))
         ray.kill(actor)
