@@ -9,13 +9,16 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from tqppo.algorithms.layout import to_nested
 from tqppo.algorithms.losses import POLICY_LOSSES
-from tqppo.errors import CheckpointError
+from tqppo.errors import CheckpointError, PreflightError
 from tqppo.workers.actor import Actor
-from tqppo.workers.specs import OptimizerSpec, PolicyLossSpec, RoleSpec
+from tqppo.workers.microbatch import Rows
+from tqppo.workers.specs import ModelSpec, OptimizerSpec, PolicyLossSpec, RoleSpec
+from tqppo.workers.tiny import write_tiny_model
 
 MakeActor = Callable[..., Actor]
 Columns = dict[str, Any]
@@ -79,8 +82,6 @@ def test_an_update_does_not_depend_on_the_micro_batches(make_actor: MakeActor, r
 
 
 def _flat(rows: Columns) -> Any:
-    from tqppo.workers.microbatch import Rows
-
     return Rows.of(rows)
 
 
@@ -200,9 +201,6 @@ def test_a_saved_actor_continues_to_the_bit(make_actor: MakeActor, rows: Columns
 
 def test_a_checkpoint_of_another_model_is_refused(make_actor: MakeActor, rows: Columns, tmp_path: Path) -> None:
     make_actor().save(str(tmp_path))
-    from tqppo.workers.specs import ModelSpec
-    from tqppo.workers.tiny import write_tiny_model
-
     other = make_actor(model=ModelSpec(str(write_tiny_model(tmp_path / "other", num_layers=1))))
     with pytest.raises(CheckpointError, match="another model"):
         other.load(str(tmp_path))
@@ -241,3 +239,32 @@ def test_export_is_a_hugging_face_folder(make_actor: MakeActor, rows: Columns, t
     model = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert all(torch.equal(p, dict(actor.model.causal_lm.named_parameters())[n]) for n, p in model.named_parameters())
     assert json.loads((tmp_path / "config.json").read_text())["architectures"] == ["LlamaForCausalLM"]
+
+
+def test_experts_are_published_as_engines_know_them(make_actor: MakeActor, rows: Columns, tmp_path: Path) -> None:
+    config = AutoConfig.for_model(
+        "qwen3_moe",
+        vocab_size=264,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=16,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=16,
+    )
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "moe")
+    actor = make_actor(model=ModelSpec(str(tmp_path / "moe")), publish_dir=str(tmp_path / "weights"))
+    actor.update(rows, step=1)
+    source = actor.publish(1)
+    on_disk = [load_file(Path(folder, "model.safetensors")).keys() for folder in (tmp_path / "moe", source.folder)]
+    assert on_disk[0] == on_disk[1]
+    loaded = AutoModelForCausalLM.from_pretrained(source.folder).state_dict()
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in actor.model.causal_lm.state_dict().items())
+    actor.close()
+
+
+def test_float16_is_refused_for_training(make_actor: MakeActor, spec: RoleSpec) -> None:
+    with pytest.raises(PreflightError, match="underflow"):
+        make_actor(model=replace(spec.model, dtype="float16"))

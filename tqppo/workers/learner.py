@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tqppo.algorithms.aggregate import Normalisers
-from tqppo.errors import CheckpointError
+from tqppo.errors import CheckpointError, PreflightError
 from tqppo.workers import tensorfile
 from tqppo.workers.bridge import Columns, remote
 from tqppo.workers.microbatch import MicroBatch, Rows
@@ -93,6 +93,8 @@ class Learner(Worker):
         raise AssertionError("a role says what it reports")
 
     def start(self) -> None:
+        if self.dtype == torch.float16:
+            raise PreflightError("model.dtype float16 cannot train: gradients underflow; use bfloat16 or float32")
         super().start()
         self.optimizer = Optimizer(self.model, self.spec.optimizer)
         self.num_updates = 0

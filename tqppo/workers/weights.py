@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightConverter, revert_weight_conversion
 
 from tqppo.protocols import WeightSource
 from tqppo.workers import tensorfile
@@ -35,7 +37,18 @@ def entries(model: PolicyModel, dtype: torch.dtype) -> list[Entry]:
             fetch = partial(_merged, causal_lm.get_submodule(module))
         kept = dtype if tensor.is_floating_point() else tensor.dtype
         found.append(Entry(name.replace(".base_layer.", "."), kept, tuple(tensor.shape), fetch))
-    return found
+    return _as_on_disk(causal_lm, found) if _is_converted(causal_lm) else found
+
+
+def _is_converted(causal_lm: Any) -> bool:
+    """Whether `transformers` stores weights in another form than it computes with, as for the experts of an MoE."""
+    return any(isinstance(step, WeightConverter) for step in get_model_conversion_mapping(causal_lm))
+
+
+def _as_on_disk(causal_lm: Any, found: list[Entry]) -> list[Entry]:
+    """The form that checkpoints and engines know; takes a whole copy of the weights while it lasts."""
+    state = {entry.name: entry.fetch().to("cpu", entry.dtype) for entry in found}
+    return [Entry.of(name, tensor) for name, tensor in revert_weight_conversion(causal_lm, state).items()]
 
 
 def _merged(layer: Any) -> Tensor:
