@@ -35,6 +35,9 @@ bench: $(BENCHES)
 bench-%: $(STAMP)
 	$(BIN)/python tests/bench/$*.py
 
+# A file queue.py would hide Python's own module of that name.
+bench-queue: bench-data_plane ;
+
 engines: $(STAMP)
 	$(BIN)/tqppo backends install vllm sglang
 

@@ -46,14 +46,18 @@ def cpu_seconds() -> float:
     return total
 
 
-def interleaved(alternatives: Mapping[str, Callable[[], Any]], *, repeats: int, warmups: int = 1) -> dict[str, Timing]:
-    """Each alternative once per round, so that a noisy neighbour disturbs them alike."""
+def interleaved(
+    alternatives: Mapping[str, Callable[[], Any]], *, repeats: int, warmups: int = 1,
+    after: Callable[[str], Any] = lambda name: None,
+) -> dict[str, Timing]:  # fmt: skip
+    """Each alternative once per round, so that a noisy neighbour disturbs them alike. `after` each, not counted."""
     timings = {name: Timing() for name in alternatives}
     for round_number in range(warmups + repeats):
         for name, run in alternatives.items():
             cpu, wall = cpu_seconds(), time.perf_counter()
             run()
             wall, cpu = time.perf_counter() - wall, cpu_seconds() - cpu
+            after(name)
             if round_number >= warmups:
                 timings[name].wall_s.append(wall)
                 timings[name].cpu_s.append(cpu)

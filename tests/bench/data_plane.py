@@ -1,0 +1,415 @@
+"""The queue against TransferQueue, a driver that carries the data, and memcpy, interleaved in one run.
+
+    make bench-queue                                # everything
+    python tests/bench/data_plane.py --parts text256 rows --subjects simple peer
+
+Parts: text64, text256, text1024, images64, rows, columns. (The file cannot be called queue.py: run from this folder,
+Python would take it for its own module of that name.)
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TQ_LOGGING_LEVEL", "ERROR")
+os.environ.setdefault("COLUMNS", "100")  # of a terminal that does not say: the table is wider than the usual 80
+
+import numpy as np
+import ray
+import torch
+from harness import Timing, cpu_seconds, interleaved, publish
+from torch import Tensor
+
+from tqppo.columns import Column, Kind, declare
+from tqppo.queue.client import BatchMeta, Queue
+
+Payload = dict[str, Tensor]
+
+RAGGED = {
+    "bench_ids": torch.int64, "bench_positions": torch.int64, "bench_mask": torch.bool, "bench_old": torch.float32,
+    "bench_ref": torch.float32, "bench_values": torch.float32, "bench_advantages": torch.float32,
+}  # fmt: skip
+REWARD, IMAGE = "bench_reward", "bench_image"
+TWO = ["bench_ids", "bench_advantages"]
+SIZES = {"text64": (64, False), "text256": (256, False), "text1024": (1024, False), "images64": (64, True)}
+ROWS = (64, 256, 1024, 4096, 16384)
+COLUMNS = (2, 4, 8, 16, 32)
+SMALL_ROW = (16, 64)  # tokens
+PEER_ROWS = 4096  # TransferQueue needs half a minute for more
+
+# operation → part → how many times less than TransferQueue: CPU-seconds for the cycle, wall for the rest
+TARGETS: dict[str, dict[str, tuple[float, float, float]]] = {
+    "simple": {"cycle": (15, 25, 10), "half": (4, 5, 3), "two columns": (10, 20, 8), "2 consumers": (8, 20, 8)},
+    "ray": {"cycle": (8, 15, 8)},
+}
+TARGET_PARTS = ("text256", "text1024", "images64")
+
+
+# -- payloads --------------------------------------------------------------------------------------------------------
+
+
+def declare_columns() -> None:
+    for name, dtype in RAGGED.items():
+        declare(Column(name, Kind.RAGGED, str(dtype).removeprefix("torch.")))
+    declare(Column(REWARD, Kind.ROW, "float32"))
+    declare(Column(IMAGE, Kind.ROW, "float32", trailing=(None, None, None)))
+    for i in range(max(COLUMNS)):
+        declare(Column(f"bench_{i}", Kind.RAGGED, "float32"))
+
+
+def values(dtype: torch.dtype, count: int) -> Tensor:
+    if dtype is torch.int64:
+        return torch.arange(count)
+    return torch.rand(count) if dtype is torch.float32 else torch.ones(count, dtype=dtype)
+
+
+def ragged(names: dict[str, torch.dtype], rows: int, tokens: tuple[int, int]) -> Payload:
+    lengths = torch.randint(tokens[0], tokens[1] + 1, (rows,), generator=torch.Generator().manual_seed(0))
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+    return {
+        name: torch.nested.nested_tensor_from_jagged(values(dtype, int(offsets[-1])), offsets)
+        for name, dtype in names.items()
+    }
+
+
+def payload(part: str) -> Payload:
+    rows, has_images = SIZES[part]
+    made = {**ragged(RAGGED, rows, (512, 4096)), REWARD: torch.rand(rows)}
+    return {**made, IMAGE: torch.rand(rows, 3, 448, 448)} if has_images else made
+
+
+def flat(tensor: Tensor) -> Tensor:
+    return tensor.values() if tensor.is_nested and tensor.layout is torch.jagged else tensor
+
+
+def size(data: Payload) -> int:
+    return sum(flat(tensor).nbytes for tensor in data.values())
+
+
+def touch(data: dict[str, Any]) -> None:
+    """Read every byte."""
+    for tensor in data.values():
+        for each in tensor.unbind() if tensor.is_nested and tensor.layout is not torch.jagged else [flat(tensor)]:
+            plain = each.contiguous().view(-1).view(torch.uint8)
+            plain[: plain.numel() // 8 * 8].view(torch.int64).sum()
+
+
+# -- subjects --------------------------------------------------------------------------------------------------------
+
+
+class Ours:
+    """The queue over one of its storages. Sent to an actor, it connects there."""
+
+    def __init__(self, storage: str) -> None:
+        self.queue = Queue.create(storage, budget_bytes=2 << 30, timeout_s=120)
+
+    def put(self, keys: list[str], data: Payload) -> BatchMeta:
+        return self.queue.put(keys, data)
+
+    def get(self, batch: BatchMeta, columns: list[str]) -> dict[str, Any]:
+        return self.queue.get(batch, columns)
+
+    def rows(self, batch: BatchMeta, places: Sequence[int]) -> BatchMeta:
+        return batch.take(places)
+
+    def clear(self, batch: BatchMeta) -> None:
+        self.queue.clear(batch)
+
+    def close(self) -> None:
+        self.queue.close()
+
+
+class Peer:
+    """TransferQueue with its SimpleStorage and default settings."""
+
+    def __init__(self) -> None:
+        import transfer_queue
+
+        transfer_queue.init()
+
+    def put(self, keys: list[str], data: Payload) -> list[str]:
+        import transfer_queue
+        from tensordict import TensorDict
+
+        transfer_queue.kv_batch_put(keys, "train", TensorDict(dict(data), batch_size=len(keys)))
+        return keys
+
+    def get(self, keys: list[str], columns: list[str]) -> dict[str, Any]:
+        import transfer_queue
+
+        found = transfer_queue.kv_batch_get(keys, "train", columns)
+        return {name: found[name] for name in columns}
+
+    def rows(self, keys: list[str], places: Sequence[int]) -> list[str]:
+        return [keys[i] for i in places]
+
+    def clear(self, keys: list[str]) -> None:
+        import transfer_queue
+
+        transfer_queue.kv_clear(keys, "train")
+
+    def close(self) -> None:
+        import transfer_queue
+
+        transfer_queue.close()
+
+
+def names(rows: int) -> list[str]:
+    return [f"u{i}_0_0" for i in range(rows)]
+
+
+@ray.remote(num_cpus=0)
+class Producer:
+    """Has a payload, as a rollout worker has its trajectories."""
+
+    def load(self, part: str) -> None:
+        torch.set_num_threads(1)
+        self.data, self.keys = payload(part), names(SIZES[part][0])
+
+    def put(self, subject: Any) -> Any:
+        return subject.put(self.keys, self.data)
+
+    def hand_over(self) -> dict[str, tuple[np.ndarray, np.ndarray | None]]:
+        """The batch itself, in the form that costs Ray least: plain arrays, and lengths of ragged rows."""
+        return {
+            name: (flat(t).numpy(), t.offsets().diff().numpy() if t.is_nested else None)
+            for name, t in self.data.items()
+        }  # fmt: skip
+
+
+@ray.remote(num_cpus=0)
+class Consumer:
+    def get(self, subject: Any, rows: Any, columns: list[str]) -> None:
+        touch(subject.get(rows, columns))
+
+    def take(self, data: dict[str, tuple[np.ndarray, np.ndarray | None]]) -> None:
+        for array, _ in data.values():
+            plain = array.reshape(-1).view(np.uint8)
+            plain[: plain.nbytes // 8 * 8].view(np.int64).sum()
+
+
+# -- operations ------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Bench:
+    subjects: dict[str, Any]
+    repeats: int
+    producer: Any = field(default_factory=Producer.remote)  # type: ignore[attr-defined]
+    consumers: list[Any] = field(default_factory=lambda: [Consumer.remote() for _ in range(2)])  # type: ignore[attr-defined]
+    figures: dict[str, dict[str, dict[str, dict[str, float]]]] = field(default_factory=dict)
+
+    def run(self, part: str) -> None:
+        """All operations on one payload."""
+        data, keys = payload(part), names(SIZES[part][0])
+        ray.get(self.producer.load.remote(part))
+        self.record(part, "cycle", self.cycle(data, keys, counts={"simple": 8, "ray": 4, "memcpy": 8}))
+        batches = {name: subject.put(keys, data) for name, subject in self.subjects.items()}
+        self.record(part, "half", self.halves(batches, data))
+        self.record(part, "two columns", self.two_columns(batches))
+        for name, subject in self.subjects.items():
+            subject.clear(batches[name])
+        self.record(part, "2 consumers", self.fan_out(data))
+        if part == "text256":
+            self.record(part, "one row", self.single_rows(data))
+
+    def cycle(self, data: Payload, keys: list[str], *, counts: dict[str, int], repeats: int = 0) -> dict[str, Timing]:
+        """put + get + touch + clear; several at a time where one is shorter than the clock's tick."""
+
+        def of(subject: Any) -> Callable[[], None]:
+            def work() -> None:
+                batch = subject.put(keys, data)
+                touch(subject.get(batch, list(data)))
+                subject.clear(batch)
+
+            return work
+
+        runs = {name: of(subject) for name, subject in self.subjects.items()}
+        runs["memcpy"] = memcpy(data)
+        return self.measure(runs, counts, repeats=repeats)
+
+    def halves(self, batches: dict[str, Any], data: Payload) -> dict[str, Timing]:
+        """A random half of the keys, another one every time."""
+        rows, random = len(data[REWARD]), np.random.default_rng(0)
+        choices = [random.permutation(rows)[: rows // 2].tolist() for _ in range(64)]
+
+        def of(name: str, subject: Any) -> Callable[[], None]:
+            turn = iter(range(10**6))
+
+            def work() -> None:
+                chosen = subject.rows(batches[name], choices[next(turn) % len(choices)])
+                touch(subject.get(chosen, list(data)))
+
+            return work
+
+        return self.measure({n: of(n, s) for n, s in self.subjects.items()}, {"simple": 4, "ray": 4})
+
+    def two_columns(self, batches: dict[str, Any]) -> dict[str, Timing]:
+        def of(name: str, subject: Any) -> Callable[[], None]:
+            return lambda: touch(subject.get(batches[name], TWO))
+
+        return self.measure({n: of(n, s) for n, s in self.subjects.items()}, {"simple": 8, "ray": 8})
+
+    def fan_out(self, data: Payload) -> dict[str, Timing]:
+        """A worker makes the batch, two others read half of it each; and the same with the batch through the driver."""
+        columns, rows = list(data), len(data[REWARD])
+        parts = [range(rows // 2), range(rows // 2, rows)]
+        made: dict[str, Any] = {}
+
+        def of(name: str, subject: Any) -> Callable[[], None]:
+            def work() -> None:
+                batch = made[name] = ray.get(self.producer.put.remote(subject))
+                halves = [subject.rows(batch, part) for part in parts]
+                pairs = zip(self.consumers, halves, strict=True)
+                ray.get([consumer.get.remote(subject, half, columns) for consumer, half in pairs])
+
+            return work
+
+        def driver() -> None:
+            batch = ray.get(self.producer.hand_over.remote())
+            halves = [cut(batch, part) for part in parts]
+            ray.get([c.take.remote(half) for c, half in zip(self.consumers, halves, strict=True)])
+
+        def tidy(name: str) -> None:
+            if name in made:
+                self.subjects[name].clear(made.pop(name))
+
+        runs = {n: of(n, s) for n, s in self.subjects.items()}
+        return interleaved({**runs, "driver": driver, "memcpy": memcpy(data)}, repeats=self.repeats, after=tidy)
+
+    def single_rows(self, data: Payload) -> dict[str, Timing]:
+        """Trajectories put one by one, as rollouts finish."""
+        rows = {name: torch.nested.nested_tensor([t.unbind()[0]], layout=torch.jagged)
+                for name, t in data.items() if t.is_nested}  # fmt: skip
+
+        def of(subject: Any) -> Callable[[], None]:
+            return lambda: subject.clear(subject.put(["single_0_0"], rows))
+
+        runs = {n: of(s) for n, s in self.subjects.items()}
+        return self.measure(runs, dict.fromkeys(runs, 16))
+
+    def growth(self, part: str) -> None:
+        """The cycle on small rows: how its cost grows with their number, or with the number of columns."""
+        for count in ROWS if part == "rows" else COLUMNS:
+            columns, rows = (8, count) if part == "rows" else (count, 256)
+            data = ragged({f"bench_{i}": torch.float32 for i in range(columns)}, rows, SMALL_ROW)
+            peer = self.subjects.pop("peer") if rows > PEER_ROWS and "peer" in self.subjects else None
+            counts = {"simple": 8, "ray": 8, "memcpy": 8, "peer": 1}
+            timings = self.cycle(data, names(rows), counts=counts, repeats=min(3, self.repeats))
+            self.record(part, f"{count}", timings, megabytes=size(data) / 1e6)
+            if peer is not None:
+                self.subjects["peer"] = peer
+
+    def measure(
+        self, runs: dict[str, Callable[[], None]], counts: dict[str, int], *, repeats: int = 0
+    ) -> dict[str, Timing]:
+        many = {name: times(counts.get(name, 1), work) for name, work in runs.items()}
+        timings = interleaved(many, repeats=repeats or self.repeats)
+        for name, timing in timings.items():
+            timing.wall_s = [each / counts.get(name, 1) for each in timing.wall_s]
+            timing.cpu_s = [each / counts.get(name, 1) for each in timing.cpu_s]
+        return timings
+
+    def record(self, part: str, operation: str, timings: dict[str, Timing], **more: float) -> None:
+        found = {name: {"cpu_ms": 1e3 * t.cpu, "wall_ms": 1e3 * t.wall} for name, t in timings.items()}
+        peer = found.get("peer")
+        for name, figures in found.items():
+            if peer is not None and name != "peer":
+                figures["cpu_ratio"] = peer["cpu_ms"] / max(figures["cpu_ms"], 1e-3)
+                figures["wall_ratio"] = peer["wall_ms"] / figures["wall_ms"]
+            if "megabytes" in more:
+                figures["cpu_ms_per_mb"] = figures["cpu_ms"] / more["megabytes"]
+            target = TARGETS.get(name, {}).get(operation)
+            if target is not None and part in TARGET_PARTS:
+                figures["target"] = target[TARGET_PARTS.index(part)]
+        self.figures.setdefault(part, {})[operation] = found
+        print(f"{part}, {operation}: " + ", ".join(f"{n} {f['wall_ms']:.1f} ms" for n, f in found.items()), flush=True)
+
+
+def cut(batch: dict[str, tuple[np.ndarray, np.ndarray | None]], rows: range) -> dict[str, Any]:
+    """Some consecutive rows of a batch of plain arrays, without a copy."""
+    found = {}
+    for name, (array, lengths) in batch.items():
+        start, stop = rows.start, rows.stop
+        if lengths is not None:
+            start, stop = int(lengths[:start].sum()), int(lengths[:stop].sum())
+        found[name] = (array[start:stop], None if lengths is None else lengths[rows.start : rows.stop])
+    return found
+
+
+def memcpy(data: Payload) -> Callable[[], None]:
+    """The floor: every byte copied once into memory that is used again, and read."""
+    copies = {name: torch.empty_like(flat(tensor)) for name, tensor in data.items()}
+
+    def work() -> None:
+        for name, tensor in data.items():
+            copies[name].copy_(flat(tensor))
+        touch(copies)
+
+    return work
+
+
+def times(count: int, work: Callable[[], None]) -> Callable[[], None]:
+    def repeated() -> None:
+        for _ in range(count):
+            work()
+
+    return repeated
+
+
+# -- the run ---------------------------------------------------------------------------------------------------------
+
+
+def idle_cpu(seconds: float = 2.0) -> float:
+    """CPU-seconds per second that the processes use when nobody asks them for anything: part of every figure."""
+    before = cpu_seconds()
+    time.sleep(seconds)
+    return (cpu_seconds() - before) / seconds
+
+
+def table(figures: dict[str, Any]) -> list[list[Any]]:
+    rows: list[list[Any]] = []
+    for part, operations in figures.items():
+        for operation, found in operations.items():
+            for name, f in found.items():
+                ratio = "cpu_ratio" if operation == "cycle" else "wall_ratio"
+                met = (
+                    "" if "target" not in f else f"≥ {f['target']:g}" + ("" if f.get(ratio, 0) >= f["target"] else " ✗")
+                )
+                cells = [f.get("cpu_ratio", ""), f.get("wall_ratio", ""), met, f.get("cpu_ms_per_mb", "")]
+                rows.append([f"{part}: {operation}", name, f["cpu_ms"], f["wall_ms"], *cells])
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", nargs="+", default=[*SIZES, "rows", "columns"], choices=[*SIZES, "rows", "columns"])
+    parser.add_argument("--subjects", nargs="+", default=["peer", "simple", "ray"], choices=["peer", "simple", "ray"])
+    parser.add_argument("--repeats", type=int, default=5)
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    declare_columns()
+    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=2 << 30)
+    subjects = {name: Peer() if name == "peer" else Ours(name) for name in asked.subjects}
+    bench = Bench(subjects, asked.repeats)
+    idle = idle_cpu()
+    for part in asked.parts:
+        bench.run(part) if part in SIZES else bench.growth(part)
+    for subject in subjects.values():
+        subject.close()
+    ray.shutdown()
+    header = ["payload: operation", "by", "CPU ms", "wall ms", "CPU ×", "wall ×", "target", "CPU ms/MB"]
+    title = (
+        f"The queue against TransferQueue (× = its cost / ours); idle processes use {1000 * idle:.0f} ms of CPU per s"
+    )
+    publish("queue", title, header, table(bench.figures), {"idle_cpu_per_s": idle, "parts": bench.figures})
+
+
+if __name__ == "__main__":
+    main()
