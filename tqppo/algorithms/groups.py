@@ -38,6 +38,8 @@ class Sessions:
     group: Tensor  # dense numbers
     of_row: Tensor  # [B]; means nothing on padding
     num_groups: int
+    size: Tensor  # sessions of the group
+    centred: Tensor  # reward minus the group's mean
 
     def sum(self, values: Tensor) -> Tensor:
         """Over the group's sessions, for each session: [S] → [S]."""
@@ -47,16 +49,6 @@ class Sessions:
         """Over the group's sessions, for each session: [S] → [S]."""
         lowest = values.new_full((self.num_groups,), -torch.inf)
         return lowest.scatter_reduce_(0, self.group, values, "amax")[self.group]
-
-    @property
-    def size(self) -> Tensor:
-        """Sessions of the group, for each session: [S]."""
-        return self.sum(torch.ones_like(self.rewards))
-
-    @property
-    def centred(self) -> Tensor:
-        """Reward minus the group's mean: [S]."""
-        return self.rewards - self.sum(self.rewards) / self.size
 
     @property
     def std(self) -> Tensor:
@@ -80,9 +72,12 @@ def sessions_of(reward: Tensor, rows: Rows, num_tokens: Tensor | None = None) ->
     rewards[closes] = reward[finals].double()
     group = torch.empty_like(ids)
     group[closes] = rows.group[finals]
-    groups, group = torch.unique(group, return_inverse=True)
-    counts = torch.ones_like(rewards[of_real]) if num_tokens is None else num_tokens[real].double()
-    return Sessions(rewards, torch.zeros_like(rewards).index_add_(0, of_real, counts), group, of_row, groups.numel())
+    _, group, sizes = torch.unique(group, return_inverse=True, return_counts=True)
+    size = sizes[group].double()
+    means = rewards.new_zeros(sizes.numel()).index_add_(0, group, rewards) / sizes
+    counts = torch.ones_like(of_real) if num_tokens is None else num_tokens[real]
+    tokens = torch.zeros_like(rewards).index_add_(0, of_real, counts.double())
+    return Sessions(rewards, tokens, group, of_row, sizes.numel(), size, rewards - means[group])
 
 
 def grpo(sessions: Sessions) -> Tensor:
@@ -146,10 +141,10 @@ def estimate_groups(
     for where, fallback in ((is_single, single_session), (is_flat, zero_variance)):
         scalars = torch.where(where, sessions.rewards if fallback == "raw" else 0.0, scalars)
     real = ~rows.is_padding
-    on_rows = torch.zeros_like(reward)
-    on_rows[real] = scalars[sessions.of_row[real]].to(reward.dtype)
-    informative = torch.zeros_like(real)
-    informative[real] = ~(is_single | is_flat)[sessions.of_row[real]]
+    if not sessions.num_groups:
+        return GroupEstimate(torch.zeros_like(reward), torch.zeros_like(real), {"training/groups": 0.0})
+    on_rows = (scalars.to(reward.dtype)[sessions.of_row]).mul_(real)
+    informative = ~(is_single | is_flat)[sessions.of_row] & real
     metrics = {
         "training/groups": float(sessions.num_groups),
         "training/groups_single_session": float(is_single.sum()),
