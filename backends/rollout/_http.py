@@ -15,7 +15,6 @@ from tqppo.errors import EngineError
 from ._process import ServerProcess
 
 NUM_RETRIES = 3  # of a connection error while the server lives; requests are repeatable, their seed goes with them
-DYING_S = 5.0  # how long a server may take to end after it has shown that it will
 
 
 class ServerDied(EngineError):
@@ -24,6 +23,8 @@ class ServerDied(EngineError):
 
 class Server:
     """A server that answers at `url`, and its process when it is ours."""
+
+    dying_s = 20.0  # how long one may take to end after it has shown that it will; some write dumps first
 
     def __init__(self, name: str, url: str, *, process: ServerProcess | None, token: str, num_connections: int) -> None:
         self.name, self.url, self.process = name, url, process
@@ -50,13 +51,13 @@ class Server:
             except httpx.ReadTimeout:
                 raise EngineError(f"{self.name}: {path} did not answer within {timeout_s:g} s") from None
             except httpx.TransportError as error:
-                await self._or_death(DYING_S)  # a dying server breaks its connections shortly before it ends
+                await self._or_death()  # a dying server breaks its connections shortly before it ends
                 if attempt == NUM_RETRIES:
                     raise EngineError(f"{self.name}: {path} cannot be reached at {self.url}: {error!r}") from error
                 await asyncio.sleep(0.1 * 2**attempt)
                 continue
             if answer.status_code >= 500:
-                await self._or_death(DYING_S)  # what an engine that lost a process says before it ends
+                await self._or_death()  # what an engine that lost a process says before it ends
             if answer.status_code >= 400:
                 raise EngineError(f"{self.name}: {path} answered {answer.status_code}: {answer.text[:2000]}")
             is_json = answer.headers.get("content-type", "").startswith("application/json")
@@ -94,9 +95,9 @@ class Server:
             verify=self.url.startswith("https"),  # loading certificates takes long
         )
 
-    async def _or_death(self, wait_s: float) -> None:
+    async def _or_death(self) -> None:
         if self.process is not None:
-            await asyncio.wait({self.process.exited}, timeout=wait_s)
+            await asyncio.wait({self.process.exited}, timeout=self.dying_s)
             if not self.is_alive:
                 raise self.death()
 

@@ -31,6 +31,11 @@ class SmallEngine(ServerEngine):
     def environment(self) -> dict[str, str]:
         return {"LIVES": os.environ.get("LIVES", "/nowhere")}
 
+    def _connect(self, *arguments: Any) -> Any:
+        server = super()._connect(*arguments)
+        server.dying_s = 1.0
+        return server
+
     async def _generate(self, server: Any, request: Request, request_id: str) -> Completion:
         body: dict[str, Any] = {"seed": request.seed, "slow": request.sampling.temperature}
         if request.tokens[0] == 13:
