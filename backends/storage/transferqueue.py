@@ -1,0 +1,137 @@
+"""TransferQueueStorage: blocks in the PyPI package TransferQueue (extra `transferqueue`), with our index on top.
+
+A block is one row of one field there, so that its cost per row and column does not arise; what is missing is an
+error, and every call has a deadline. What stays as it is: one such storage per Ray cluster, its own unauthenticated
+port on the node's address, and pickle on its wire. Prefer `simple` or `ray`, unless TransferQueue is a must.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import ray
+import torch
+
+from tqppo.errors import BackendError
+from tqppo.protocols import Locator, StorageSpec
+from tqppo.queue.block import Block, BlockView, parse
+from tqppo.queue.calls import Waiting
+
+from .nodes import this_node
+
+FIELD = "block"
+UNITS = 1  # storage processes; TransferQueue reserves a CPU for each
+
+
+class TransferQueueStorage:
+    def __init__(self, spec: StorageSpec) -> None:
+        if importlib.util.find_spec("transfer_queue") is None:
+            raise BackendError("storage 'transferqueue' is an extra: pip install 'tqppo[transferqueue]'")
+        if not spec.distributed:
+            raise BackendError("storage 'transferqueue' needs Ray; use storage 'simple' for a queue in one process")
+        self.spec = spec
+        self._thread: ThreadPoolExecutor | None = None
+        self._is_attached = False
+        self._is_founder = False  # brought TransferQueue up, and will take it down
+        self._node = ""
+
+    async def start(self, node: str) -> None:
+        """The first node brings TransferQueue up; it serves the others too."""
+        await self._call("start", self._client)
+
+    async def write(self, block: Block) -> Locator:
+        name, data = block.layout.block, torch.from_numpy(block.flat())
+        await self._call("write", lambda: self._put(name, data))
+        return Locator(self.node, name, block.num_bytes)
+
+    async def read(self, locators: Sequence[Locator], columns: Sequence[str] | None) -> list[BlockView | None]:
+        return [await self._call("read", self._reader(locator.block)) for locator in locators]
+
+    def free(self, locators: Sequence[Locator]) -> None:
+        names = [locator.block for locator in locators]
+        self._submit(lambda: self._client().kv_clear(names, self.spec.run))
+
+    async def close(self) -> None:
+        if self._is_founder:
+            await self._call("close", transfer_queue_close)
+        if self._thread is not None:
+            self._thread.shutdown(wait=False)
+            self._thread = None
+
+    @property
+    def node(self) -> str:
+        self._node = self._node or this_node()
+        return self._node
+
+    def _put(self, name: str, data: torch.Tensor) -> None:
+        self._client().kv_put(key=name, partition_id=self.spec.run, fields={FIELD: data}, tag={})
+
+    def _reader(self, name: str) -> Callable[[], BlockView | None]:
+        def read() -> BlockView | None:
+            client = self._client()
+            if name not in client.kv_list(self.spec.run).get(self.spec.run, {}):
+                return None
+            found = client.kv_batch_get([name], self.spec.run, select_fields=[FIELD])[FIELD]
+            values = found.values() if found.is_nested else found
+            whole = np.ascontiguousarray(values.reshape(-1).numpy())
+            return BlockView(parse(whole), whole=whole, writable=True)
+
+        return read
+
+    def _client(self) -> Any:
+        """The package, connected; on its own thread, because it waits for Ray and sockets."""
+        import transfer_queue
+        from omegaconf import OmegaConf
+
+        if not self._is_attached:
+            controller = _controller()
+            if controller is None:
+                self._check_cpu()
+            if controller is None or controller != _attached.get("controller"):
+                transfer_queue.close()  # what this process knows of an earlier queue, which is gone
+                transfer_queue.init(OmegaConf.create({"backend": {"SimpleStorage": {"num_data_storage_units": UNITS}}}))
+                self._is_founder = controller is None
+                _attached["controller"] = _controller()
+            self._is_attached = True
+        return transfer_queue
+
+    def _check_cpu(self) -> None:
+        """TransferQueue would wait for ever for a CPU that is not there."""
+        free = ray.available_resources().get("CPU", 0.0)
+        if free < UNITS + 1:
+            raise BackendError(
+                f"storage 'transferqueue' reserves {UNITS + 1} CPUs for itself, and Ray has {free:g} to spare; "
+                "use storage 'simple' or 'ray', or a larger cluster"
+            )
+
+    def _submit(self, call: Callable[[], Any]) -> Future[Any]:
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, "transferqueue")
+        return self._thread.submit(call)
+
+    def _call(self, name: str, call: Callable[[], Any]) -> Waiting:
+        future = self._submit(call)
+        late = Waiting(future, lambda: f"TransferQueue did not answer to {name}", future.cancel)
+        return late.within(self.spec.timeout_s)
+
+
+_attached: dict[str, str | None] = {"controller": None}  # the package keeps one connection per process
+
+
+def _controller() -> str | None:
+    """Which TransferQueue runs in this cluster, if one does."""
+    try:
+        return ray.get_actor("TransferQueueController", namespace="transfer_queue")._actor_id.hex()
+    except ValueError:
+        return None
+
+
+def transfer_queue_close() -> None:
+    import transfer_queue
+
+    transfer_queue.close()
+    _attached["controller"] = None
