@@ -23,9 +23,10 @@ from tqppo import specs
 from tqppo.algorithms.kl import Controller
 from tqppo.algorithms.padding import required_multiple
 from tqppo.config.sections import Config
+from tqppo.dataset import is_procedural
 from tqppo.errors import PreflightError
 from tqppo.parts import Parts, Validator
-from tqppo.prompts import DataSpec, Prompt, Sampler, demonstrations
+from tqppo.prompts import DataSpec, Prompt, Sampler, demonstrations, for_validation
 from tqppo.prompts import load as load_prompts
 from tqppo.queue.client import Queue
 from tqppo.queue.replay import Replay
@@ -62,7 +63,7 @@ def build(config: Config, folder: RunFolder, logs: Path, stack: ExitStack, annou
     groups = start_groups(config, places, queue, stack)
     pool = start_pool(config, places, queue, tokenizer, stack)
     estimator = ray.remote(Estimator).options(num_cpus=0).remote(specs.estimator_spec(config, places), queue)
-    sampler = Sampler(load_prompts(DataSpec.of(config.data), tokenizer, seed=config.run.seed))
+    sampler = make_sampler(config, tokenizer, announce)
     clock = Clock()
     validator = Validator(pool, queue, clock, validation_prompts(config, tokenizer), validation_task(config))
     with announce("loading the model into its workers"):
@@ -276,19 +277,23 @@ def dump_schedule(config: Config, folder: RunFolder) -> Callable[[int], Path | N
     return lambda step: folder.trajectories / f"step_{step:06d}.jsonl" if every and step % every == 0 else None
 
 
+def make_sampler(config: Config, tokenizer: Any, announce: Announce) -> Sampler:
+    """The training prompts. Files are read through once, so that an overlong prompt is found now and not at step 700."""
+    prompts = load_prompts(DataSpec.of(config.data), tokenizer, seed=config.run.seed)
+    train = [config.data.train] if isinstance(config.data.train, str) else config.data.train
+    if config.data.overlong == "error" and not all(is_procedural(each) for each in train):
+        with announce("checking the prompts"):
+            prompts.check()
+    return Sampler(prompts)
+
+
 # -- validation --------------------------------------------------------------------------------------------------------
 
 
 def validation_prompts(config: Config, tokenizer: Any) -> list[Prompt]:
-    """Held-out prompts; files have a held-out part only where validation.data names one."""
-    sources = config.validation.data
-    train = [config.data.train] if isinstance(config.data.train, str) else config.data.train
-    if not sources and not all(each.startswith(("task:", "gym:")) for each in train):
-        return []
-    held_out = load_prompts(
-        DataSpec.of(config.data), tokenizer, seed=config.run.seed, held_out=True, sources=sources, prefix="v"
-    )
-    return held_out.first(config.validation.num_prompts)
+    data, sources = DataSpec.of(config.data), config.validation.data
+    held_out = for_validation(data, tokenizer, seed=config.run.seed, sources=sources)
+    return held_out.first(config.validation.num_prompts) if held_out else []
 
 
 def validation_task(config: Config) -> Assignment:
