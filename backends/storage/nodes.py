@@ -35,6 +35,10 @@ class NodeActors:
     def __contains__(self, node: str) -> bool:
         return node in self._started
 
+    def nodes(self) -> list[str]:
+        """Where actors were started from here."""
+        return list(self._started)
+
     def of(self, node: str) -> Any:
         if node not in self._found:
             try:

@@ -8,7 +8,8 @@ process: readers get copies.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import time
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import ray
@@ -86,6 +87,11 @@ class RayStorage:
         for node, blocks in by_node.items():
             self._keepers.of(node).drop.remote(blocks)
 
+    def sweep(self, known: Sequence[Locator], older_than_s: float) -> None:
+        blocks = {locator.block for locator in known}
+        for node in self._keepers.nodes():
+            self._keepers.of(node).sweep.remote(blocks, older_than_s)
+
     async def close(self) -> None:
         await self._keepers.close()
 
@@ -101,11 +107,13 @@ class Keeper:
     def __init__(self) -> None:
         self._refs: dict[str, list[Any]] = {}
         self._small: dict[str, list[Bytes]] = {}
+        self._kept_at: dict[str, float] = {}
 
     def ready(self) -> bool:
         return True
 
     def keep(self, block: str, groups: list[list[Bytes]], small: bool) -> list[Any]:
+        self._kept_at[block] = time.monotonic()
         if small:
             self._small[block] = [piece.copy() for group in groups for piece in group]
             return [None] * len(groups)
@@ -119,9 +127,14 @@ class Keeper:
         for block in blocks:
             self._refs.pop(block, None)
             self._small.pop(block, None)
+            self._kept_at.pop(block, None)
+
+    def sweep(self, known: Collection[str], older_than_s: float) -> None:
+        old = time.monotonic() - older_than_s
+        self.drop([block for block, kept_at in list(self._kept_at.items()) if kept_at < old and block not in known])
 
     def close(self) -> None:
-        self._refs.clear()
+        self.drop(list(self._kept_at))
 
 
 def _grouped(block: Block) -> list[list[tuple[int, Bytes]]]:

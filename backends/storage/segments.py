@@ -16,7 +16,7 @@ import shutil
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -139,6 +139,23 @@ class Segments:
                 os.rename(path, f"{self._free}{size}-{name}")
         except FileNotFoundError:
             pass  # freed already
+
+    def sweep(self, known: Collection[str], older_than_s: float) -> list[str]:
+        """Free blocks that are not known and were written long ago, unless somebody is writing them."""
+        swept = []
+        for entry in os.scandir(self._live):
+            if entry.name in known:
+                continue
+            with contextlib.suppress(FileNotFoundError, BlockingIOError):
+                handle = os.open(entry.path, os.O_RDONLY | os.O_CLOEXEC)
+                try:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    if time.time() - os.fstat(handle).st_mtime > older_than_s:
+                        self.free(entry.name)
+                        swept.append(entry.name)
+                finally:
+                    os.close(handle)
+        return swept
 
     def files(self, part: str) -> Iterator[tuple[str, int]]:
         """Names and sizes of the files in `live` or `free`."""

@@ -3,7 +3,7 @@ across nodes, the node's storage actor serves its files."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from tqppo.errors import DataLost
 from tqppo.protocols import Locator, StorageSpec
@@ -67,6 +67,13 @@ class SimpleStorage:
         for node, names in elsewhere.items():
             self._servers.of(node).free.remote(names)
 
+    def sweep(self, known: Sequence[Locator], older_than_s: float) -> None:
+        files = {locator.place for locator in known}
+        self._here().sweep(files, older_than_s)
+        for node in self._servers.nodes():
+            if node != self.node:
+                self._servers.of(node).sweep.remote(files, older_than_s)
+
     async def close(self) -> None:
         await self._servers.close()
         if self._segments is not None:
@@ -104,6 +111,9 @@ class Server:
     def free(self, names: Sequence[str]) -> None:
         for name in names:
             self._segments.free(name)
+
+    def sweep(self, known: Collection[str], older_than_s: float) -> None:
+        self._segments.sweep(known, older_than_s)
 
     def close(self) -> None:
         self._segments.remove()

@@ -8,6 +8,7 @@ port on the node's address, and pickle on its wire. Prefer `simple` or `ray`, un
 from __future__ import annotations
 
 import importlib.util
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -55,6 +56,18 @@ class TransferQueueStorage:
         names = [locator.block for locator in locators]
         self._submit(lambda: self._client().kv_clear(names, self.spec.run))
 
+    def sweep(self, known: Sequence[Locator], older_than_s: float) -> None:
+        names = {locator.block for locator in known}
+
+        def work() -> None:
+            written = self._client().kv_list(self.spec.run).get(self.spec.run, {})
+            old = time.time() - older_than_s
+            dead = [name for name, tag in written.items() if name not in names and tag["written_at"] < old]
+            if dead:
+                self._client().kv_clear(dead, self.spec.run)
+
+        self._submit(work)
+
     async def close(self) -> None:
         if self._is_founder:
             await self._call("close", transfer_queue_close)
@@ -68,7 +81,9 @@ class TransferQueueStorage:
         return self._node
 
     def _put(self, name: str, data: torch.Tensor) -> None:
-        self._client().kv_put(key=name, partition_id=self.spec.run, fields={FIELD: data}, tag={})
+        self._client().kv_put(
+            key=name, partition_id=self.spec.run, fields={FIELD: data}, tag={"written_at": time.time()}
+        )
 
     def _reader(self, name: str) -> Callable[[], BlockView | None]:
         def read() -> BlockView | None:

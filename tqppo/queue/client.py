@@ -22,7 +22,7 @@ from tqppo.protocols import Storage, StorageSpec
 from tqppo.queue import snapshots
 from tqppo.queue.arena import Arena
 from tqppo.queue.block import BlockView
-from tqppo.queue.calls import run
+from tqppo.queue.calls import Silence, run
 from tqppo.queue.encode import encode
 from tqppo.queue.gather import Runs, excerpt, gather, nothing
 from tqppo.queue.index import Located
@@ -201,7 +201,7 @@ class Queue:
     ) -> Sequence[BlockView | None]:
         try:
             return await store.read([locator for _, locator in located.blocks], names)
-        except DataLost as error:
+        except (DataLost, Silence) as error:
             raise self._lost(located, [None] * len(located.blocks), batch, str(error)) from error
 
     def _gathered(self, located: Located, views: Sequence[Any], names: Sequence[str]) -> dict[str, Any]:

@@ -54,6 +54,7 @@ class Index:
         self._free = free
         self._tables: dict[str, Table] = {}
         self._blocks: dict[int, Record] = {}
+        self._expected: list[Locator] = []
         self._next_block = 0
         self._version = 0
         self._waiters: list[tuple[str, Callable[[], Any], Future[Any]]] = []
@@ -292,6 +293,16 @@ class Index:
         parts = [f"{size:,} bytes: {rows} rows of {p!r} × {', '.join(c)}" for (p, c), (size, rows) in largest]
         return "; ".join(parts) or "nobody"
 
+    def known(self) -> Sequence[Locator]:
+        """Every block that somebody may still ask for."""
+        with self._lock:
+            return [*(record.locator for record in self._blocks.values()), *self._expected]
+
+    def expect(self, locator: Locator) -> None:
+        """A block that a `load` is going to bring; until then it counts as known."""
+        with self._lock:
+            self._expected.append(locator)
+
     def dump(self) -> dict[str, Any]:
         """Everything, for a snapshot."""
         with self._lock:
@@ -302,7 +313,7 @@ class Index:
         """Replace everything by a dump, its blocks written anew at these places."""
         with self._lock:
             old = [record.locator for record in self._blocks.values()]
-            self._tables, self._blocks = {}, {}
+            self._tables, self._blocks, self._expected = {}, {}, []
             self._free(old)
             for locator in blocks.values():
                 self.budget.add(locator)

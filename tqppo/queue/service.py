@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any, Protocol
 
 import ray
@@ -14,7 +15,8 @@ from tqppo.queue.calls import GRACE_S, Remote, Waiting, run
 from tqppo.queue.index import Index
 
 _METHODS = frozenset({
-    "publish", "room", "tag", "clear", "survivors", "replace", "locate", "list", "wait", "stats", "dump", "load",
+    "publish", "room", "tag", "clear", "survivors", "replace", "locate", "list", "wait", "stats", "dump", "expect",
+    "load",
 })  # fmt: skip
 
 
@@ -25,6 +27,9 @@ class Service:
         self.storage: Storage = plugins.load("storage", storage)(spec)
         self.index = Index(spec.budget_bytes, self.storage.free)
         self._joined: set[str] = set()
+        self._arriving: dict[str, Locator] = {}  # blocks whose put waits for the budget
+        self._patience_s = 2 * (spec.timeout_s + GRACE_S)  # by then a producer has published its block, or never will
+        self._swept_at = time.monotonic()
 
     async def join(self, node: str) -> None:
         """Make a node ready for writers and readers."""
@@ -34,13 +39,25 @@ class Service:
 
     async def call(self, method: str, args: tuple[Any, ...], timeout_s: float) -> Any:
         assert method in _METHODS, f"the index has no method {method!r}"
+        arriving = {arg.block: arg for arg in args if isinstance(arg, Locator)} if method == "publish" else {}
+        self._arriving.update(arriving)
+        self._sweep()
         try:
             answer = getattr(self.index, method)(*args)
             return await answer.within(timeout_s) if isinstance(answer, Waiting) else answer
         except QueueError:
-            if method == "publish":  # the block was written, but nobody will ever see it
-                self.storage.free([arg for arg in args if isinstance(arg, Locator)])
+            self.storage.free(list(arriving.values()))  # the block was written, but nobody will ever see it
             raise
+        finally:
+            for block in arriving:
+                del self._arriving[block]
+
+    def _sweep(self) -> None:
+        """Now and then, free the blocks of producers that died before they could publish them."""
+        if time.monotonic() < self._swept_at + self._patience_s:
+            return
+        self._swept_at = time.monotonic()
+        self.storage.sweep([*self.index.known(), *self._arriving.values()], self._patience_s)
 
     async def close(self) -> None:
         await self.storage.close()

@@ -97,7 +97,8 @@ async def load(folder: Path, ask: Ask, storage: Storage) -> None:
     written: dict[int, Locator] = {}
     try:
         for number, entry in state["blocks"].items():
-            written[int(number)] = await storage.write(_read_block(folder / entry["file"], entry))
+            locator = written[int(number)] = await storage.write(_read_block(folder / entry["file"], entry))
+            await ask("expect", locator)
     except BaseException:
         storage.free(list(written.values()))
         raise
