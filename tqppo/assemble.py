@@ -278,7 +278,7 @@ def dump_schedule(config: Config, folder: RunFolder) -> Callable[[int], Path | N
 
 
 def make_sampler(config: Config, tokenizer: Any, announce: Announce) -> Sampler:
-    """The training prompts. Files are read through once, so that an overlong prompt is found now and not at step 700."""
+    """The training prompts. Files are read through once: an overlong prompt is found now, not at step 700."""
     prompts = load_prompts(DataSpec.of(config.data), tokenizer, seed=config.run.seed)
     train = [config.data.train] if isinstance(config.data.train, str) else config.data.train
     if config.data.overlong == "error" and not all(is_procedural(each) for each in train):

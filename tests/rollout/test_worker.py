@@ -1,0 +1,196 @@
+"""Sessions become rows: keys, tags, columns, markers; failures are marked, never lost."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from tqppo.errors import DataError
+from tqppo.prompts import Prompt
+from tqppo.protocols import Completion, EngineCapabilities, EngineSpec, Request, Sampling
+from tqppo.queue.client import Queue
+from tqppo.rewards import ScorerSpec
+from tqppo.rollout import worker as worker_module
+from tqppo.rollout.loops import Session, Trajectory, counter_seed
+from tqppo.rollout.worker import Assignment, RolloutSpec, RolloutWorker
+
+
+class CountingEngine:
+    """Answers with as many tokens as the seed says, and keeps count of what it was promised."""
+
+    capabilities: ClassVar[EngineCapabilities] = EngineCapabilities(deterministic=True)
+
+    def __init__(self, spec: EngineSpec) -> None:
+        self.expected = 0
+        self.requests: list[Request] = []
+
+    async def start(self) -> None: ...
+
+    def expect(self, num_requests: int) -> None:
+        self.expected += num_requests
+
+    async def generate(self, request: Request) -> Completion:
+        self.requests.append(request)
+        await asyncio.sleep(0)
+        length = 1 + request.seed % 3
+        return Completion([65 + request.seed % 20] * length, [-0.5] * length, "stop", 7)
+
+    async def close(self) -> None: ...
+
+
+@pytest.fixture
+def queue() -> Any:
+    queue = Queue.create("simple", local=True)
+    yield queue
+    queue.close()
+
+
+@pytest.fixture
+def make_worker(queue: Queue, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(worker_module.plugins, "load", lambda kind, name: CountingEngine)
+
+    def make(loop: Any = None, **changes: Any) -> RolloutWorker:
+        spec = RolloutSpec(
+            backend="counting",
+            engine=EngineSpec(model=str(tiny_model), max_context_tokens=64),
+            tokenizer=str(tiny_model),
+            reward=ScorerSpec(**changes.pop("reward", {"function": "exact_match"})),
+            **changes,
+        )
+        made = RolloutWorker(spec, queue)
+        if loop is not None:
+            made.loop = loop
+        return made
+
+    return make
+
+
+def prompts(count: int) -> list[tuple[int, Prompt]]:
+    return [(i, Prompt(f"p0-0-{i}", i, [1, 2, 3], "A", "sort", {}, "abc")) for i in range(count)]
+
+
+def sample(worker: RolloutWorker, count: int = 3, **task: Any) -> None:
+    settings = {"seed": 0, "step": 1, "group_size": 2, "sampling": Sampling(max_new_tokens=4), **task}
+
+    async def run() -> None:
+        await worker.start()
+        await worker.generate(prompts(count), Assignment(**settings))
+        await worker.close()
+
+    asyncio.run(run())
+
+
+def markers(queue: Queue, partition: str = "train") -> dict[str, dict[str, Any]]:
+    found = queue.list(partition, where={"is_prompt": True})
+    return {key: dict(tags) for key, tags in zip(found.keys, found.tags, strict=True)}
+
+
+def test_every_session_is_a_row_and_every_prompt_a_marker(queue: Queue, make_worker: Any) -> None:
+    worker = make_worker()
+    sample(worker)
+    assert {tags["status"] for tags in markers(queue).values()} == {"finished"}
+    queue.clear(queue.list(where={"is_prompt": True}))
+    rows = queue.list().in_order()
+    assert rows.keys == tuple(f"p0-0-{i}_{s}_0" for i in range(3) for s in range(2))
+    columns = queue.get(rows, ["tokens", "response_mask", "rollout_logprobs", "reward"])
+    lengths = [tags["response_len"] for tags in rows.tags]
+    assert [len(row) for row in columns["rollout_logprobs"].unbind()] == lengths
+    assert [len(row) for row in columns["tokens"].unbind()] == [3 + length for length in lengths]
+    assert columns["reward"].tolist() == [tags["reward"] for tags in rows.tags]
+    assert all(tags["weight_version"] == 7 for tags in rows.tags)
+    assert worker.engine.expected == 6 == len(worker.engine.requests)
+
+
+def test_seeds_depend_on_step_prompt_session_and_turn_only(make_worker: Any, queue: Queue) -> None:
+    worker = make_worker()
+    sample(worker, 1, step=4)
+    assert [request.seed for request in worker.engine.requests] == [
+        counter_seed(0, "train", 4, "p0-0-0", session, 0) for session in range(2)
+    ]
+    assert len({counter_seed(0, "train", step, uid, s, 0) for step in (1, 2) for uid in "ab" for s in (0, 1)}) == 8
+
+
+def test_a_failed_session_marks_its_group_and_the_others_stay(queue: Queue, make_worker: Any) -> None:
+    class FailsOnce:
+        async def run(self, prompt: Prompt, llm: Session) -> list[Trajectory]:
+            if prompt.index == 1 and llm.order[1] == 0:
+                raise RuntimeError("tool server is down")
+            done = await llm.generate(prompt.tokens)
+            return [Trajectory(prompt.tokens, done.tokens, [True] * len(done.tokens), done.logprobs, "stop", 7)]
+
+    worker = make_worker(FailsOnce())
+    sample(worker)
+    found = markers(queue)
+    assert [found[f"p0-0-{i}"]["status"] for i in range(3)] == ["finished", "failed", "finished"]
+    assert "tool server is down" in found["p0-0-1"]["error"]
+    assert found["p0-0-1"]["rows"] == 1
+    assert worker.engine.expected == 5  # the session that never asked was taken back
+
+
+def test_all_trajectories_of_a_session_carry_its_final_reward(queue: Queue, make_worker: Any) -> None:
+    class Rewrites:
+        async def run(self, prompt: Prompt, llm: Session) -> list[Trajectory]:
+            first = await llm.generate(prompt.tokens)
+            second = await llm.generate([9])
+            return [
+                Trajectory(tokens, done.tokens, [True] * len(done.tokens), done.logprobs, "stop", 7)
+                for tokens, done in (([1, 2, 3], first), ([9], second))
+            ]
+
+    sample(make_worker(Rewrites(), max_trajectories=2), 1)
+    rows = queue.list(where={"is_prompt": None}).in_order()
+    assert [(tags["session"], tags["trajectory"]) for tags in rows.tags] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    rewards = [tags["reward"] for tags in rows.tags]
+    assert rewards[0] == rewards[1]
+    assert rewards[2] == rewards[3]
+
+
+def test_more_trajectories_than_allowed_fail_the_session(queue: Queue, make_worker: Any) -> None:
+    class TooMany:
+        async def run(self, prompt: Prompt, llm: Session) -> list[Trajectory]:
+            done = await llm.generate(prompt.tokens)
+            return [Trajectory([1], done.tokens, [True] * len(done.tokens), done.logprobs, "stop", 7)] * 2
+
+    sample(make_worker(TooMany()), 1)
+    assert "rollout.max_trajectories is 1" in markers(queue)["p0-0-0"]["error"]
+
+
+def test_the_greedy_baseline_gives_its_reward_and_no_row(queue: Queue, make_worker: Any) -> None:
+    worker = make_worker()
+    sample(worker, 2, greedy=True)
+    queue.clear(queue.list(where={"is_prompt": True}))
+    rows = queue.list()
+    assert len(rows) == 4
+    assert "baseline_reward" in rows.columns
+    assert sum(request.sampling.temperature == 0 for request in worker.engine.requests) == 2
+
+
+def test_validation_leaves_tags_only_with_the_greedy_answer_last(queue: Queue, make_worker: Any) -> None:
+    sample(make_worker(), 2, greedy=True, keep_tensors=False, partition="val")
+    rows = queue.list("val", where={"is_prompt": None}).in_order()
+    assert [tags["session"] for tags in rows.tags] == [0, 1, 2, 0, 1, 2]
+    assert rows.columns == ()
+    assert all(tags["last"] and "answer" in tags for tags in rows.tags)
+
+
+FAILING = "def reward(data_source, solution_str, ground_truth, extra_info=None):\n    raise ValueError('no')\n"
+
+
+@pytest.mark.parametrize(("policy", "status"), [("zero", "finished"), ("drop_group", "dropped")])
+def test_a_failing_reward_follows_its_policy(
+    queue: Queue, make_worker: Any, tmp_path: Path, policy: str, status: str
+) -> None:
+    path = tmp_path / "reward.py"
+    path.write_text(FAILING)
+    sample(make_worker(reward={"function": f"{path}:reward", "on_error": policy}), 1)
+    assert markers(queue)["p0-0-0"]["status"] == status
+
+
+def test_a_failing_reward_ends_the_run_where_that_is_the_policy(make_worker: Any, tmp_path: Path) -> None:
+    path = tmp_path / "reward.py"
+    path.write_text(FAILING)
+    with pytest.raises(DataError, match="ValueError: no"):
+        sample(make_worker(reward={"function": f"{path}:reward", "on_error": "error"}), 1)
