@@ -1,0 +1,133 @@
+"""From rewards to advantages, through the queue."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tqppo.algorithms.advantages import EstimateOptions
+from tqppo.queue.client import Queue
+from tqppo.queue.meta import BatchMeta, Jagged
+from tqppo.workers.estimator import Estimator, EstimatorSpec, describe_rows
+
+
+@pytest.fixture
+def queue() -> Iterator[Queue]:
+    queue = Queue.create("simple", local=True)
+    yield queue
+    queue.close()
+
+
+def tags(uid: str, session: int, trajectory: int = 0, *, length: int = 2, **more: Any) -> dict[str, Any]:
+    known = {"uid": uid, "session": session, "trajectory": trajectory, "prompt_len": 1, "response_len": length}
+    return {**known, "seq_len": length + 1, **more}
+
+
+def put(queue: Queue, rows: list[dict[str, Any]], rewards: list[float], **columns: float) -> BatchMeta:
+    """Rows of these tags; every further column holds one number on all tokens."""
+    lengths = [row["response_len"] for row in rows]
+    total = sum(lengths)
+    given: dict[str, Any] = {
+        "tokens": Jagged(torch.full((total + len(rows),), 65), [length + 1 for length in lengths]),
+        "response_mask": Jagged(torch.ones(total, dtype=torch.bool), lengths),
+        "reward": torch.tensor(rewards),
+        **{name: Jagged(torch.full((total,), value), lengths) for name, value in columns.items()},
+    }
+    keys = [f"{row['uid']}_{row['session']}_{row['trajectory']}" for row in rows]
+    return queue.put(keys, given, tags=rows)
+
+
+def spec(**changes: Any) -> EstimatorSpec:
+    settings = {"advantage": "grpo", "options": EstimateOptions(), "max_prompt_tokens": 8, "max_response_tokens": 4}
+    return EstimatorSpec(**{**settings, **changes})
+
+
+def estimate(queue: Queue, batch: BatchMeta, **changes: Any) -> tuple[dict[str, Any], dict[str, float]]:
+    kl_coef = changes.pop("kl_coef", 0.0)
+    names, metrics = Estimator(spec(**changes), queue).estimate(batch, kl_coef)
+    return queue.get(batch, names), metrics
+
+
+def test_sessions_are_compared_once_and_every_row_of_a_session_gets_its_scalar(queue: Queue) -> None:
+    rows = [tags("a", 0, 0), tags("a", 0, 1), tags("a", 1), tags("a", 2, length=3)]
+    columns, metrics = estimate(queue, put(queue, rows, [1.0, 1.0, 0.0, 0.0]))
+    scalars = [row.tolist()[0] for row in columns["advantages"].unbind()]
+    assert scalars == pytest.approx([1.154699, 1.154699, -0.577349, -0.577349], abs=1e-5)
+    assert metrics["critic/score/mean"] == pytest.approx(1 / 3)
+    assert metrics["training/num_sessions"] == 3
+
+
+def test_padding_changes_nothing(queue: Queue) -> None:
+    rows = [tags("a", 0), tags("a", 1)]
+    _, expected = estimate(queue, put(queue, rows, [1.0, 0.0]))
+    padded = [tags("b", 0), tags("b", 1), tags("pad0", 0, length=1, is_padding=True)]
+    batch = put(queue, padded, [1.0, 0.0, 0.0])
+    _, found = estimate(queue, batch)
+    assert found == expected
+
+
+def test_the_kl_penalty_is_taken_off_and_reported(queue: Queue) -> None:
+    rows = [tags("a", 0), tags("a", 1)]
+    batch = put(queue, rows, [1.0, 0.0], old_logprobs=-1.0, ref_logprobs=-1.5, rollout_logprobs=-1.0)
+    _, metrics = estimate(queue, batch, kl_reward="k1", kl_coef=0.1)
+    assert metrics["actor/reward_kl_penalty"] == pytest.approx(0.5)
+    assert metrics["critic/rewards/mean"] == pytest.approx(0.5 - 0.1 * 2 * 0.5)
+    assert metrics["critic/score/mean"] == pytest.approx(0.5)
+
+
+def test_corrections_and_rejections_are_columns_of_their_own(queue: Queue) -> None:
+    rows = [tags("a", 0), tags("a", 1)]
+    batch = put(queue, rows, [1.0, 0.0], old_logprobs=-1.0, rollout_logprobs=-3.0)
+    columns, metrics = estimate(queue, batch, correction="token", correction_cap=2.0)
+    assert set(columns["correction_weights"].values().tolist()) == {2.0}
+    assert metrics["rollout_corr/rollout_is_max"] == 2.0
+    again = put(queue, [tags("b", 0), tags("b", 1)], [1.0, 0.0], old_logprobs=-1.0, rollout_logprobs=-3.0)
+    columns, metrics = estimate(queue, again, reject="token", reject_threshold=2.0)
+    assert not columns["loss_mask"].values().any()
+
+
+def test_gae_adds_returns_and_remax_uses_the_greedy_reward(queue: Queue) -> None:
+    rows = [tags("a", 0), tags("a", 1)]
+    columns, _ = estimate(queue, put(queue, rows, [1.0, 0.0], values=0.5), advantage="gae")
+    assert columns["returns"].values().tolist() == pytest.approx([0.975, 1.0, 0.025, 0.0], abs=1e-6)
+    again = put(queue, [tags("b", 0), tags("b", 1)], [1.0, 0.0])
+    again = queue.put(again, {"baseline_reward": torch.tensor([0.25, 0.25])})
+    columns, _ = estimate(queue, again, advantage="remax")
+    assert columns["advantages"].values().tolist() == pytest.approx([0.75, 0.75, -0.25, -0.25])
+
+
+def test_a_models_score_is_added_with_its_weight(queue: Queue) -> None:
+    batch = put(queue, [tags("a", 0), tags("a", 1)], [1.0, 0.0])
+    batch = queue.put(batch, {"model_score": torch.tensor([0.0, 2.0])})
+    columns, metrics = estimate(queue, batch, model_score_weight=1.0)
+    assert metrics["critic/score/mean"] == 1.5
+    assert columns["advantages"].values()[0] < 0 < columns["advantages"].values()[-1]
+
+
+def test_session_weights_share_one_among_the_rows_of_a_session(queue: Queue) -> None:
+    rows = [tags("a", 0, 0), tags("a", 0, 1), tags("a", 1)]
+    columns, _ = estimate(queue, put(queue, rows, [1.0, 1.0, 0.0]), session_mean=True)
+    assert columns["session_weight"].tolist() == [0.5, 0.5, 1.0]
+
+
+def test_trajectories_are_written_as_text_without_padding(queue: Queue, tmp_path: Path, tiny_model: Path) -> None:
+    rows = [tags("a", 0), tags("a", 1), tags("pad0", 0, length=1, is_padding=True)]
+    batch = put(queue, rows, [1.0, 0.0, 0.0], rollout_logprobs=-0.5)
+    estimator = Estimator(spec(tokenizer=str(tiny_model)), queue)
+    estimator.estimate(batch, 0.0)
+    estimator.dump(batch, str(tmp_path / "step_000001.jsonl"))
+    lines = [json.loads(line) for line in (tmp_path / "step_000001.jsonl").read_text().splitlines()]
+    assert [line["session"] for line in lines] == [0, 1]
+    assert lines[0]["logprobs"] == [-0.5, -0.5]
+    assert len(lines[0]["response"]) == 2
+
+
+def test_the_final_row_of_a_session_is_its_highest_trajectory_in_any_order() -> None:
+    rows = describe_rows([tags("a", 0, 10), tags("a", 0, 9), tags("b", 0)])
+    assert rows.is_final.tolist() == [True, False, True]
+    assert rows.group.tolist() == [0, 0, 1]
