@@ -77,6 +77,18 @@ def test_neighbouring_rows_are_a_view_where_memory_is_ours() -> None:
         assert (found.values().data_ptr() == inside + 5 * 4) is is_view
 
 
+def test_columns_with_rows_of_equal_lengths_can_be_added() -> None:
+    block, rows = made([5, 0, 2], 0)
+    runs, shapes = Runs.of(np.zeros(3, int), np.array([2, 0, 1])), {}
+    text = gather([view(block, writable=True)], runs, "gather_text", Arena(), shapes)
+    other = gather([view(block, writable=True)], runs, "gather_text", Arena(), shapes)
+    assert isinstance(text, torch.Tensor)
+    total = text + other
+    assert total.layout is torch.jagged
+    assert torch.equal(total.unbind()[0], 2 * rows["gather_text"][2])
+    assert (text._get_min_seqlen(), text._get_max_seqlen()) == (0, 5)  # type: ignore[attr-defined]
+
+
 def test_rows_of_different_shapes_are_an_error() -> None:
     first = encode({"gather_any": [torch.zeros(2, 3)]}, ["a"])
     second = encode({"gather_any": [torch.zeros(2, 4)]}, ["b"])

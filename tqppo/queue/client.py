@@ -24,7 +24,7 @@ from tqppo.queue.arena import Arena
 from tqppo.queue.block import BlockView
 from tqppo.queue.calls import Silence, run
 from tqppo.queue.encode import encode
-from tqppo.queue.gather import Runs, excerpt, gather, nothing
+from tqppo.queue.gather import Runs, Shape, excerpt, gather, nothing
 from tqppo.queue.index import Located
 from tqppo.queue.meta import BatchMeta, Jagged, Tags, duplicates, shorten
 from tqppo.queue.service import Link, LocalLink, RayLink, Service, this_node
@@ -206,9 +206,10 @@ class Queue:
 
     def _gathered(self, located: Located, views: Sequence[Any], names: Sequence[str]) -> dict[str, Any]:
         found: dict[str, Any] = {}
+        shapes: dict[bytes, Shape] = {}
         for group, block, row in located.groups:
             runs = Runs.of(block, row)
-            found.update((name, gather(views, runs, name, self._arena)) for name in group)
+            found.update((name, gather(views, runs, name, self._arena, shapes)) for name in group)
         return {name: found[name] for name in names}
 
     def _lost(self, located: Located, views: Sequence[Any], batch: BatchMeta, why: str) -> DataLost:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nested._internal.nested_tensor import NestedTensor, _store_val_in_tensor
 
 from tqppo.columns import Kind, column
 from tqppo.errors import QueueError
@@ -18,6 +19,14 @@ from tqppo.queue.block import Block, BlockView, Bytes, Encoded, Field, build
 from tqppo.queue.encode import torch_dtype
 
 SHORT_RUN = 192  # bytes; copying a run costs about as much as picking this many bytes element by element
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Of a ragged column: where its rows begin, in tokens, and the shortest and longest length as torch keeps them."""
+
+    offsets: Tensor  # [B + 1]
+    bounds: dict[str, Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +47,14 @@ class Runs:
         return Runs(block[starts], row[starts], row[ends - 1] + 1, tuple(dict.fromkeys(block[starts].tolist())))
 
 
-def gather(views: Sequence[BlockView], runs: Runs, name: str, arena: Arena) -> Tensor | list[Any]:
-    """One column of the rows of `runs`: a dense tensor [B, *trailing], a jagged nested tensor, or a list."""
+def gather(
+    views: Sequence[BlockView], runs: Runs, name: str, arena: Arena, shapes: dict[bytes, Shape] | None = None
+) -> Tensor | list[Any]:
+    """One column of the rows of `runs`: a dense tensor [B, *trailing], a jagged nested tensor, or a list.
+
+    Columns that are given the same `shapes` share the offsets of rows of equal lengths: torch takes them for tensors of
+    one shape, so that they can be added and multiplied.
+    """
     fields = [views[i].layout.fields[name] for i in runs.blocks]
     _check_alike(name, fields)
     like = fields[0]
@@ -48,7 +63,8 @@ def gather(views: Sequence[BlockView], runs: Runs, name: str, arena: Arena) -> T
     values, lengths = _ragged(views, runs, like, arena)
     if like.kind == "json":
         return _decoded(values, lengths)
-    return _nested(_turned(tensor_over(values, like, int(lengths.sum())), like, arena), lengths, like)
+    shape = _shape(lengths, {} if shapes is None else shapes)
+    return _nested(_turned(tensor_over(values, like, int(shape.offsets[-1])), like, arena), shape, like)
 
 
 def _check_alike(name: str, fields: Sequence[Field]) -> None:
@@ -65,7 +81,7 @@ def _dense(views: Sequence[BlockView], runs: Runs, like: Field, arena: Arena) ->
         source = views[runs.block[0]].values(like.name).reshape(-1, size)
         np.take(source, _rows(runs), axis=0, out=values.reshape(-1, size), mode="clip")  # "raise" would buffer
     else:
-        sources = [_cut(views, b, like.name, f * size, e * size) for b, f, e in _each(runs)]
+        sources = _cuts(views, runs, like.name, runs.first.astype(np.int64) * size, runs.last.astype(np.int64) * size)
         values = _joined(views, runs, sources, num_rows * size, arena)
     return values, like, num_rows
 
@@ -87,9 +103,7 @@ def _ragged(views: Sequence[BlockView], runs: Runs, like: Field, arena: Arena) -
     if len(offsets) == 1 < len(starts) and total < SHORT_RUN * len(starts) and size in (1, 2, 4, 8):
         values = views[runs.block[0]].values(like.name)
         return _picked(values.view(f"u{size}"), starts // size, stops // size, arena), lengths
-    pairs = zip(runs.block.tolist(), starts.tolist(), stops.tolist(), strict=True)
-    sources = [_cut(views, b, like.name, start, stop) for b, start, stop in pairs]
-    return _joined(views, runs, sources, total, arena), lengths
+    return _joined(views, runs, _cuts(views, runs, like.name, starts, stops), total, arena), lengths
 
 
 def _rows(runs: Runs) -> np.ndarray:
@@ -110,8 +124,11 @@ def _each(runs: Runs) -> list[tuple[int, int, int]]:
     return list(zip(runs.block.tolist(), runs.first.tolist(), runs.last.tolist(), strict=True))
 
 
-def _cut(views: Sequence[BlockView], block: int, name: str, start: int, stop: int) -> Bytes:
-    return views[block].values(name)[start:stop]
+def _cuts(views: Sequence[BlockView], runs: Runs, name: str, starts: np.ndarray, stops: np.ndarray) -> list[Bytes]:
+    """The bytes of every run; per run no more than a slice, since there may be thousands."""
+    values = {i: views[i].values(name) for i in runs.blocks}
+    edges = zip(runs.block.tolist(), starts.tolist(), stops.tolist(), strict=True)
+    return [values[block][start:stop] for block, start, stop in edges]
 
 
 def _joined(views: Sequence[BlockView], runs: Runs, sources: list[Bytes], num_bytes: int, arena: Arena) -> Bytes:
@@ -146,16 +163,21 @@ def _turned(values: Tensor, like: Field, arena: Arena) -> Tensor:
     return memory.view(turned.shape).copy_(turned)
 
 
-def _nested(values: Tensor, lengths: np.ndarray, like: Field) -> Tensor:
-    offsets = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    return torch.nested.nested_tensor_from_jagged(
-        values,
-        torch.from_numpy(offsets),
-        jagged_dim=like.ragged_dim + 1,
-        min_seqlen=int(lengths.min()) if len(lengths) else 0,
-        max_seqlen=int(lengths.max(initial=0)),
-    )
+def _shape(lengths: np.ndarray, known: dict[bytes, Shape]) -> Shape:
+    found = known.get(lengths.tobytes())
+    if found is None:
+        offsets = np.zeros(len(lengths) + 1, np.int64)
+        np.cumsum(lengths, out=offsets[1:])
+        shortest, longest = int(lengths.min()) if len(lengths) else 0, int(lengths.max(initial=0))
+        bounds = {"min_seqlen": _store_val_in_tensor(shortest), "max_seqlen": _store_val_in_tensor(longest)}
+        found = known[lengths.tobytes()] = Shape(torch.from_numpy(offsets), bounds)
+    return found
+
+
+def _nested(values: Tensor, shape: Shape, like: Field) -> Tensor:
+    """As `torch.nested.nested_tensor_from_jagged` makes it, at a fourth of the cost: that one makes a view first."""
+    bounds = dict(shape.bounds)
+    return NestedTensor(values, shape.offsets, _ragged_idx=like.ragged_dim + 1, _metadata_cache=bounds)
 
 
 def _decoded(values: Bytes, lengths: np.ndarray) -> list[Any]:
@@ -175,7 +197,7 @@ def nothing(name: str) -> Tensor | list[Any]:
         return torch.empty((0, *shape), dtype=dtype)
     like = Field(name, "ragged", declared.dtype, shape or ((0,) if declared.ragged_dim else ()), declared.ragged_dim, 0)
     values = torch.empty((0, *like.shape), dtype=dtype).movedim(0, like.ragged_dim)
-    return _nested(values, np.zeros(0, np.int64), like)
+    return _nested(values, _shape(np.zeros(0, np.int64), {}), like)
 
 
 def excerpt(view: BlockView, columns: Sequence[str], rows: np.ndarray) -> Block:
