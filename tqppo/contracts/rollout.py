@@ -355,9 +355,12 @@ def test_loaded_weights_are_used_by_a_model_with_a_head_of_its_own(
 def check_updates(subject: Subject, tolerance: float, folder: Path, *, tie_embeddings: bool) -> None:
     """Three updates, each checked: an engine may accept weights and go on with old ones, or old caches."""
     prompt = prompts(1, longest=60, seed=9)[0] * 4  # long enough to be in a prefix cache
+    family = subject.reference.config.model_type
     for update in range(3):
         before = subject.logits(prompt)[-1].log_softmax(-1)
-        weights = write_tiny_model(folder / str(update), tie_embeddings=tie_embeddings, seed=100 + update)
+        weights = write_tiny_model(
+            folder / str(update), family=family, tie_embeddings=tie_embeddings, seed=100 + update
+        )
         publish_head(weights)
         subject.load(weights)
         assert (subject.logits(prompt)[-1].log_softmax(-1) - before).abs().max() > 0.01, "the weights must differ"
