@@ -105,7 +105,7 @@ def test_extends_finds_a_preset_beside_the_file_before_all_others() -> None:
 def test_a_preset_may_extend_its_built_in_namesake() -> None:
     write("presets/quickstart.toml", 'extends = "quickstart"\n[run]\nseed = 9\n')
     config = compiled("quickstart").draft
-    assert (config.run.seed, config.run.max_steps) == (9, 250)
+    assert (config.run.seed, config.run.max_steps) == (9, 400)
 
 
 def test_a_cycle_is_reported_with_its_chain() -> None:
