@@ -9,7 +9,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from tqppo.errors import DataLost
 from tqppo.protocols import StorageSpec
-from tqppo.queue.calls import GRACE_S, Remote
+from tqppo.queue.calls import GRACE_S, START_S, Remote
 
 
 class NodeActors:
@@ -29,7 +29,7 @@ class NodeActors:
             "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False),
         }
         actor: Any = ray.remote(actor_class).options(**options).remote(*args)
-        await Remote(actor.ready.remote(), who(node), self.spec.timeout_s)
+        await Remote(actor.ready.remote(), who(node), max(self.spec.timeout_s, START_S))
         self._started[node] = self._found[node] = actor
 
     def __contains__(self, node: str) -> bool:

@@ -8,9 +8,11 @@ port on the node's address, and pickle on its wire. Prefer `simple` or `ray`, un
 from __future__ import annotations
 
 import importlib.util
+import queue
+import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -35,7 +37,7 @@ class TransferQueueStorage:
         if not spec.distributed:
             raise BackendError("storage 'transferqueue' needs Ray; use storage 'simple' for a queue in one process")
         self.spec = spec
-        self._thread: ThreadPoolExecutor | None = None
+        self._thread: Thread | None = None
         self._is_attached = False
         self._is_founder = False  # brought TransferQueue up, and will take it down
         self._node = ""
@@ -50,7 +52,8 @@ class TransferQueueStorage:
         return Locator(self.node, name, block.num_bytes)
 
     async def read(self, locators: Sequence[Locator], columns: Sequence[str] | None) -> list[BlockView | None]:
-        return [await self._call("read", self._reader(locator.block)) for locator in locators]
+        names = [locator.block for locator in locators]
+        return await self._call("read", lambda: self._get(names))
 
     def free(self, locators: Sequence[Locator]) -> None:
         names = [locator.block for locator in locators]
@@ -72,7 +75,7 @@ class TransferQueueStorage:
         if self._is_founder:
             await self._call("close", transfer_queue_close)
         if self._thread is not None:
-            self._thread.shutdown(wait=False)
+            self._thread.end()
             self._thread = None
 
     @property
@@ -85,17 +88,15 @@ class TransferQueueStorage:
             key=name, partition_id=self.spec.run, fields={FIELD: data}, tag={"written_at": time.time()}
         )
 
-    def _reader(self, name: str) -> Callable[[], BlockView | None]:
-        def read() -> BlockView | None:
-            client = self._client()
-            if name not in client.kv_list(self.spec.run).get(self.spec.run, {}):
-                return None
-            found = client.kv_batch_get([name], self.spec.run, select_fields=[FIELD])[FIELD]
-            values = found.values() if found.is_nested else found
-            whole = np.ascontiguousarray(values.reshape(-1).numpy())
-            return BlockView(parse(whole), whole=whole, writable=True)
-
-        return read
+    def _get(self, names: Sequence[str]) -> list[BlockView | None]:
+        client = self._client()
+        there = client.kv_list(self.spec.run).get(self.spec.run, {})
+        wanted = [name for name in names if name in there]  # it would leave the others out without a word
+        if not wanted:
+            return [None] * len(names)
+        found = client.kv_batch_get(wanted, self.spec.run, select_fields=[FIELD])[FIELD].unbind()
+        views = {name: _view(row) for name, row in zip(wanted, found, strict=True)}
+        return [views.get(name) for name in names]
 
     def _client(self) -> Any:
         """The package, connected; on its own thread, because it waits for Ray and sockets."""
@@ -125,13 +126,43 @@ class TransferQueueStorage:
 
     def _submit(self, call: Callable[[], Any]) -> Future[Any]:
         if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, "transferqueue")
+            self._thread = Thread()
         return self._thread.submit(call)
 
     def _call(self, name: str, call: Callable[[], Any]) -> Waiting:
         future = self._submit(call)
-        late = Waiting(future, lambda: f"TransferQueue did not answer to {name}", future.cancel)
+        late = Waiting(future, lambda: f"TransferQueue did not answer to {name}", lambda: not future.done())
         return late.within(self.spec.timeout_s)
+
+
+class Thread:
+    """Runs calls one after the other. Unlike an executor's, a call that never ends does not keep the process alive."""
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name="transferqueue", daemon=True).start()
+
+    def submit(self, call: Callable[[], Any]) -> Future[Any]:
+        future: Future[Any] = Future()
+        future.set_running_or_notify_cancel()
+        self._calls.put((call, future))
+        return future
+
+    def end(self) -> None:
+        self._calls.put(None)
+
+    def _run(self) -> None:
+        while (next_call := self._calls.get()) is not None:
+            call, future = next_call
+            try:
+                future.set_result(call())
+            except BaseException as error:  # noqa: BLE001 (it is the caller's to handle)
+                future.set_exception(error)
+
+
+def _view(row: torch.Tensor) -> BlockView:
+    whole = np.ascontiguousarray(row.reshape(-1).numpy())
+    return BlockView(parse(whole), whole=whole, writable=True)
 
 
 _attached: dict[str, str | None] = {"controller": None}  # the package keeps one connection per process

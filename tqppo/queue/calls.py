@@ -22,6 +22,7 @@ _mode = threading.local()
 
 # A remote side keeps its own deadline and explains itself; we give up only when it stays silent for this much longer.
 GRACE_S = 4.0
+START_S = 120.0  # for a process to start: on a busy machine much longer than any answer takes
 
 
 class Reply:

@@ -22,7 +22,7 @@ from tqppo.protocols import Storage, StorageSpec
 from tqppo.queue import snapshots
 from tqppo.queue.arena import Arena
 from tqppo.queue.block import BlockView
-from tqppo.queue.calls import Silence, run
+from tqppo.queue.calls import START_S, Silence, run
 from tqppo.queue.encode import encode
 from tqppo.queue.gather import Runs, Shape, excerpt, gather, nothing
 from tqppo.queue.index import Located
@@ -187,7 +187,7 @@ class Queue:
             raise QueueError("the queue is closed")
         if self._store is None:
             store: Storage = plugins.load("storage", self.storage)(self.spec)
-            await self._link.join(this_place(self.spec), timeout_s=self.spec.timeout_s)
+            await self._link.join(this_place(self.spec), timeout_s=max(self.spec.timeout_s, START_S))
             self._store = store
         return self._store
 

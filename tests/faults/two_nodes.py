@@ -1,0 +1,121 @@
+"""Two Ray nodes on this machine, with object stores of their own: `python two_nodes.py STORAGE`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+import ray
+import torch
+from ray.cluster_utils import Cluster
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from tqppo.columns import Column, Kind, declare
+from tqppo.errors import DataLost
+from tqppo.queue.client import BatchMeta, Queue
+
+NAMES = ["tokens", "reward", "far_image", "extra"]
+MIB = 1 << 20
+
+
+@ray.remote(num_cpus=0)
+class Worker:
+    def put(self, queue: Queue, keys: list[str]) -> BatchMeta:
+        return queue.put(keys, columns(len(keys)))
+
+    def check(self, queue: Queue, batch: BatchMeta) -> None:
+        check(queue, batch)
+
+    def append(self, queue: Queue, batch: BatchMeta) -> BatchMeta:
+        return queue.put(batch, {"values": [torch.full((i,), float(i)) for i in range(len(batch))]})
+
+
+def columns(count: int) -> dict[str, Any]:
+    return {
+        "tokens": [torch.arange(i) for i in range(count)],
+        "reward": torch.arange(float(count)),
+        "far_image": torch.arange(count * 300_000, dtype=torch.float32).view(count, 300_000),
+        "extra": [{"place": i} for i in range(count)],
+    }
+
+
+def check(queue: Queue, batch: BatchMeta) -> None:
+    found, expected = queue.get(batch, NAMES), columns(len(batch))
+    assert [row.tolist() for row in found["tokens"].unbind()] == [row.tolist() for row in expected["tokens"]]
+    assert torch.equal(found["far_image"], expected["far_image"])
+    assert torch.equal(found["reward"], expected["reward"])
+    assert found["extra"] == expected["extra"]
+    found["far_image"] += 1  # ours to change
+
+
+def shared(queue: Queue, worker: Any) -> BatchMeta:
+    """Rows of both nodes, read on both, together, extended and cleared in part."""
+    there = ray.get(worker.put.remote(queue, ["there0", "there1", "there2"]))
+    here = queue.put(["here0", "here1"], columns(2))
+    for batch in (here, there):
+        check(queue, batch)
+        ray.get(worker.check.remote(queue, batch))
+    both = BatchMeta.join([here, there])
+    assert queue.get(both, ["reward"])["reward"].tolist() == [0.0, 1.0, 0.0, 1.0, 2.0]
+    ray.get(worker.append.remote(queue, both))
+    assert queue.get(both.take([4, 0]), ["values"])["values"].values().tolist() == [4.0] * 4
+    used = {node: held["bytes"] for node, held in queue.stats()["nodes"].items()}
+    assert len(used) == 2, used
+    assert min(used.values()) > 2 * MIB, used
+    queue.clear(both.take([0, 1, 2, 3]))
+    assert queue.get(there.take([2]), ["extra", "reward"])["extra"] == [{"place": 2}]
+    assert queue.stats()["bytes"] < 2 * MIB
+    queue.clear(there.take([2]))
+    assert queue.stats()["bytes"] == 0
+    return ray.get(worker.put.remote(queue, ["there0", "there1"]))
+
+
+def lost(queue: Queue, batch: BatchMeta, node: str) -> None:
+    began = time.monotonic()
+    try:
+        queue.get(batch, ["reward", "far_image"])
+    except DataLost as error:
+        took, message = time.monotonic() - began, str(error)
+    else:
+        raise AssertionError("rows of a dead storage were read")
+    assert took < 5, f"{took} s"
+    for name in ("reward", "far_image", "there0", "there1", node):
+        assert name in message, message
+    print(f"after {took:.2f} s: {message}")
+
+
+def main() -> None:
+    declare(Column("far_image", Kind.ROW, "float32", trailing=(None,)))
+    arguments = {"num_cpus": 2, "object_store_memory": 200 * MIB}
+    cluster = Cluster(initialize_head=True, head_node_args={**arguments, "include_dashboard": False})
+    second = cluster.add_node(**arguments)
+    ray.init(address=cluster.address, log_to_driver=False)
+    me = ray.get_runtime_context().get_node_id()
+    (other,) = (node["NodeID"] for node in ray.nodes() if node["NodeID"] != me)
+    strategy = NodeAffinitySchedulingStrategy(other, soft=False)
+    worker = Worker.options(scheduling_strategy=strategy).remote()  # type: ignore[attr-defined]
+    queue = Queue.create(sys.argv[1], budget_bytes=64 * MIB, timeout_s=60)
+    batch = shared(queue, worker)
+    (name,) = (n for n in ray.util.list_named_actors() if f"{queue.spec.run}-storage-{other[:16]}" in n)
+    os.kill(ray.get(ray.get_actor(name).__ray_call__.remote(lambda self: os.getpid())), signal.SIGKILL)
+    lost(queue, batch, other)
+    queue.clear(batch)
+    here = queue.put(["here0"], columns(1))
+    check(queue, here)  # what is on this node goes on
+    queue.close()
+
+    queue = Queue.create(sys.argv[1], budget_bytes=64 * MIB, timeout_s=4)
+    batch = ray.get(worker.put.remote(queue, ["there0", "there1"]))
+    cluster.remove_node(second, allow_graceful=False)
+    lost(queue, batch, other)
+    queue.close()
+    ray.shutdown()
+    cluster.shutdown()
+    print("all is well")
+
+
+if __name__ == "__main__":
+    main()
