@@ -21,7 +21,7 @@ import time
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 SHARED = "/dev/shm/"
-LOOK_S = 10.0  # how often the server's files in shared memory are looked up
+LOOK_S, NUM_LOOKS = 1.0, 3  # after something new is in shared memory, look this often whose it is
 prctl = ctypes.CDLL(None, use_errno=True).prctl
 
 
@@ -94,9 +94,14 @@ def main(grace_s: float, scratch: str, log_path: str, command: list[str]) -> int
     with open(log_path, "ab") as log:
         server = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=die_with_parent)
     made: set[str] = set()
+    seen, looks = 0.0, 0
     while server.poll() is None:
         readable, _, _ = select.select([0, died], [], [], LOOK_S)
-        made |= shared_files(descendants(), started)
+        changed = os.stat(SHARED).st_mtime
+        looks = NUM_LOOKS if changed != seen or readable else looks - 1
+        seen = changed
+        if looks > 0:
+            made |= shared_files(descendants(), started)
         if died in readable:
             os.read(died, 4096)
         if 0 in readable and not os.read(0, 1):

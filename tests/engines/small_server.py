@@ -80,8 +80,10 @@ def main() -> None:
         time.sleep(600)
     server = SmallServer((options.host, options.port), Handler)
     server.options = options
+    shared = open(f"/dev/shm/psm_small_{os.getpid()}", "w")  # held open, as engines hold theirs
     print("listening", flush=True)
-    server.serve_forever()
+    with shared:
+        server.serve_forever()
 
 
 if __name__ == "__main__":

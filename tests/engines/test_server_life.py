@@ -222,6 +222,7 @@ def test_nothing_survives_the_sigkill_of_the_host() -> None:
         time.sleep(0.05)
     assert not alive(processes)
     assert not Path(scratch).exists()
+    assert not Path(f"/dev/shm/psm_small_{processes[1].pid}").exists()
 
 
 def test_the_log_is_kept_in_the_folder_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
