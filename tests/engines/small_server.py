@@ -80,9 +80,9 @@ def main() -> None:
         time.sleep(600)
     server = SmallServer((options.host, options.port), Handler)
     server.options = options
-    shared = open(f"/dev/shm/psm_small_{os.getpid()}", "w")  # held open, as engines hold theirs
     print("listening", flush=True)
-    with shared:
+    name = f"/dev/shm/psm_small_{os.getpid()}" if options.mode == "shared" else os.devnull
+    with open(name, "w"):  # held open, as engines hold theirs
         server.serve_forever()
 
 

@@ -25,7 +25,7 @@ from tests.engines.small_engine import SmallEngine, PYTHON
 from tqppo.protocols import EngineSpec
 
 async def main():
-    engine = SmallEngine(EngineSpec(model="m", max_context_tokens=64, python=PYTHON, start_timeout_s=60))
+    engine = SmallEngine(EngineSpec(model="m", max_context_tokens=64, python=PYTHON, engine_args={"mode": "shared"}))
     await engine.start()
     server = await engine._server()
     print(server.process.pid, server.process.scratch, flush=True)
