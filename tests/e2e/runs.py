@@ -68,7 +68,7 @@ class Cli:
         self.started.append(process)
         return process
 
-    def run(self, *arguments: str, code: int = 0, timeout_s: float = 240) -> str:
+    def run(self, *arguments: str, code: int = 0, timeout_s: float = 420) -> str:
         process = self.start(*arguments)
         output, _ = process.communicate(timeout=timeout_s)
         assert process.returncode == code, output
@@ -94,7 +94,7 @@ def family(process: subprocess.Popen[str]) -> list[psutil.Process]:
     return [parent, *parent.children(recursive=True)]
 
 
-def wait_until(condition: Callable[[], bool], what: str, *, timeout_s: float = 120, interval_s: float = 0.01) -> None:
+def wait_until(condition: Callable[[], bool], what: str, *, timeout_s: float = 300, interval_s: float = 0.01) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, f"waited {timeout_s} s for {what}"

@@ -33,7 +33,7 @@ def traces() -> set[str]:
 def test_the_first_signal_finishes_the_step_and_saves(cli: Cli, number: int, code: int) -> None:
     process = started(cli, "mine")
     process.send_signal(number)
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=300)
     assert process.returncode == code, output
     last = metrics.read(cli.runs / "mine" / "metrics.jsonl")[-1]["step"]
     assert (cli.runs / "mine" / "checkpoints" / f"step_{last:06d}" / "MANIFEST.json").is_file()
@@ -47,7 +47,7 @@ def test_the_second_signal_aborts_and_leaves_nothing_behind(cli: Cli) -> None:
     everything = family(process)
     process.send_signal(signal.SIGINT)
     process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=300)
     assert process.returncode in (130, 143), output
     wait_until(lambda: not any(each.is_running() for each in everything), "all processes to end", timeout_s=30)
     assert traces() - before == set()

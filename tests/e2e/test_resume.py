@@ -85,7 +85,7 @@ def test_a_killed_and_resumed_run_equals_one_that_never_was(
     for moment in moments:
         kill_during(moment, process, cli, "killed")
         process = cli.start("resume", "--checkpoint", "killed")
-    output, _ = process.communicate(timeout=240)
+    output, _ = process.communicate(timeout=420)
     assert process.returncode == 0, output
     assert metrics.comparable(cli.runs / "killed" / "metrics.jsonl") == metrics.comparable(
         cli.runs / "whole" / "metrics.jsonl"
