@@ -171,12 +171,15 @@ def names(rows: int) -> list[str]:
 class Producer:
     """Has a payload, as a rollout worker has its trajectories."""
 
-    def load(self, part: str) -> None:
+    def __init__(self, subjects: dict[str, Any]) -> None:
         torch.set_num_threads(1)
+        self.subjects = subjects
+
+    def load(self, part: str) -> None:
         self.data, self.keys = payload(part), names(SIZES[part][0])
 
-    def put(self, subject: Any) -> Any:
-        return subject.put(self.keys, self.data)
+    def put(self, subject: str) -> Any:
+        return self.subjects[subject].put(self.keys, self.data)
 
     def hand_over(self) -> dict[str, tuple[np.ndarray, np.ndarray | None]]:
         """The batch itself, in the form that costs Ray least: plain arrays, and lengths of ragged rows."""
@@ -188,8 +191,12 @@ class Producer:
 
 @ray.remote(num_cpus=0)
 class Consumer:
-    def get(self, subject: Any, rows: Any, columns: list[str]) -> None:
-        touch(subject.get(rows, columns))
+    def __init__(self, subjects: dict[str, Any]) -> None:
+        torch.set_num_threads(1)
+        self.subjects = subjects
+
+    def get(self, subject: str, rows: Any, columns: list[str]) -> None:
+        touch(self.subjects[subject].get(rows, columns))
 
     def take(self, data: dict[str, tuple[np.ndarray, np.ndarray | None]]) -> None:
         for array, _ in data.values():
@@ -204,9 +211,11 @@ class Consumer:
 class Bench:
     subjects: dict[str, Any]
     repeats: int
-    producer: Any = field(default_factory=Producer.remote)  # type: ignore[attr-defined]
-    consumers: list[Any] = field(default_factory=lambda: [Consumer.remote() for _ in range(2)])  # type: ignore[attr-defined]
     figures: dict[str, dict[str, dict[str, dict[str, float]]]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.producer = Producer.remote(self.subjects)  # type: ignore[attr-defined]
+        self.consumers = [Consumer.remote(self.subjects) for _ in range(2)]  # type: ignore[attr-defined]
 
     def run(self, part: str) -> None:
         """All operations on one payload."""
@@ -267,10 +276,10 @@ class Bench:
 
         def of(name: str, subject: Any) -> Callable[[], None]:
             def work() -> None:
-                batch = made[name] = ray.get(self.producer.put.remote(subject))
+                batch = made[name] = ray.get(self.producer.put.remote(name))
                 halves = [subject.rows(batch, part) for part in parts]
                 pairs = zip(self.consumers, halves, strict=True)
-                ray.get([consumer.get.remote(subject, half, columns) for consumer, half in pairs])
+                ray.get([consumer.get.remote(name, half, columns) for consumer, half in pairs])
 
             return work
 
@@ -302,7 +311,7 @@ class Bench:
         for count in ROWS if part == "rows" else COLUMNS:
             columns, rows = (8, count) if part == "rows" else (count, 256)
             data = ragged({f"bench_{i}": torch.float32 for i in range(columns)}, rows, SMALL_ROW)
-            peer = self.subjects.pop("peer") if rows > PEER_ROWS and "peer" in self.subjects else None
+            peer = self.subjects.pop("peer", None) if rows > PEER_ROWS else None
             counts = {"simple": 8, "ray": 8, "memcpy": 8, "peer": 1}
             timings = self.cycle(data, names(rows), counts=counts, repeats=min(3, self.repeats))
             self.record(part, f"{count}", timings, megabytes=size(data) / 1e6)
@@ -401,9 +410,9 @@ def main() -> None:
     ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=2 << 30)
     subjects = {name: Peer() if name == "peer" else Ours(name) for name in asked.subjects}
     bench = Bench(subjects, asked.repeats)
-    idle = idle_cpu()
     for part in asked.parts:
         bench.run(part) if part in SIZES else bench.growth(part)
+    idle = idle_cpu()
     for subject in subjects.values():
         subject.close()
     ray.shutdown()
