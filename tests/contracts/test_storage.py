@@ -7,7 +7,7 @@ import pytest
 from tqppo.contracts.storage import *  # noqa: F403
 
 
-@pytest.fixture(scope="module", params=["simple", "ray"])
+@pytest.fixture(scope="module", params=["simple", "ray", pytest.param("transferqueue", marks=pytest.mark.slow)])
 def backend_name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
