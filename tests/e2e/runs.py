@@ -94,8 +94,23 @@ def family(process: subprocess.Popen[str]) -> list[psutil.Process]:
     return [parent, *parent.children(recursive=True)]
 
 
-def wait_until(condition: Callable[[], bool], what: str, *, timeout_s: float = 300, interval_s: float = 0.01) -> None:
+def living(processes: list[psutil.Process]) -> list[str]:
+    """What still runs of them, by command line."""
+    found = []
+    for process in processes:
+        try:
+            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(f"{process.pid} {' '.join(process.cmdline())[:100]}")
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+def wait_until(
+    condition: Callable[[], bool], what: str | Callable[[], str], *, timeout_s: float = 300, interval_s: float = 0.01
+) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
-        assert time.monotonic() < deadline, f"waited {timeout_s} s for {what}"
+        late = time.monotonic() >= deadline
+        assert not late, f"waited {timeout_s} s for {what if isinstance(what, str) else what()}"
         time.sleep(interval_s)

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from e2e.runs import Cli, family, wait_until
+from e2e.runs import Cli, family, living, wait_until
 
 from tqppo import metrics
 
@@ -49,6 +49,6 @@ def test_the_second_signal_aborts_and_leaves_nothing_behind(cli: Cli) -> None:
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=300)
     assert process.returncode in (130, 143), output
-    wait_until(lambda: not any(each.is_running() for each in everything), "all processes to end", timeout_s=30)
+    wait_until(lambda: not living(everything), lambda: f"these to end: {living(everything)}", timeout_s=30)
     assert traces() - before == set()
     assert "Traceback" not in output

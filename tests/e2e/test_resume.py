@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from e2e.runs import Cli, family, wait_until
+from e2e.runs import Cli, family, living, wait_until
 
 from tqppo import metrics
 
@@ -25,17 +25,7 @@ def kill(process: subprocess.Popen[str]) -> None:
     started = family(process)
     process.kill()
     process.wait()
-    wait_until(lambda: not any(_lives(each) for each in started), "the killed run's processes to end", timeout_s=60)
-
-
-def _lives(process: object) -> bool:
-    import psutil
-
-    assert isinstance(process, psutil.Process)
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+    wait_until(lambda: not living(started), lambda: f"these to end: {living(started)}", timeout_s=60)
 
 
 def kill_during(moment: str, process: subprocess.Popen[str], cli: Cli, name: str) -> None:
