@@ -57,7 +57,7 @@ class Server:
                 await asyncio.sleep(0.1 * 2**attempt)
                 continue
             if answer.status_code >= 500:
-                await self._or_death()  # what an engine that lost a process says before it ends
+                await self._or_sickness()
             if answer.status_code >= 400:
                 raise EngineError(f"{self.name}: {path} answered {answer.status_code}: {answer.text[:2000]}")
             is_json = answer.headers.get("content-type", "").startswith("application/json")
@@ -100,6 +100,13 @@ class Server:
             await asyncio.wait({self.process.exited}, timeout=self.dying_s)
             if not self.is_alive:
                 raise self.death()
+
+    async def _or_sickness(self) -> None:
+        """A server that answers 500 and is not healthy either has lost its engine, whether or not it ends by itself."""
+        await self._or_death()
+        if self.process is not None and not await self.is_healthy():
+            await self.process.close()
+            raise self.death()
 
     async def is_healthy(self) -> bool:
         try:

@@ -17,7 +17,7 @@ from ._http import Server
 from ._server import CONTROL_TIMEOUT_S, ServerEngine
 
 GUARD = Path(__file__).parent / "vllm_guard"
-CPU_KV_BYTES = 256 * 1024**2
+CPU_KV_BYTES, CPU_STEP_TOKENS = 256 * 1024**2, 4096
 FINISH: Mapping[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
 OWNED = (
     "model served-model-name host port dtype api-key middleware logprobs-mode max-logprobs max-model-len max-num-seqs "
@@ -53,13 +53,23 @@ class VLLMRollout(ServerEngine):
             "middleware": "tqppo_guard.RequireToken" if self.token else None,
         }
         if not self.on_gpu:
-            dtype = "float32" if spec.dtype == "auto" else spec.dtype
-            return common | {"dtype": dtype, "enforce-eager": True, "kv-cache-memory-bytes": CPU_KV_BYTES}
+            return common | self._cpu_arguments()
         return common | {
             "dtype": spec.dtype,
             "tensor-parallel-size": spec.tensor_parallel,
             "gpu-memory-utilization": spec.memory_fraction,
             "enable-sleep-mode": True,
+        }
+
+    def _cpu_arguments(self) -> dict[str, Any]:
+        return {
+            "dtype": "float32" if self.spec.dtype == "auto" else self.spec.dtype,
+            "enforce-eager": True,
+            "kv-cache-memory-bytes": CPU_KV_BYTES,
+            # A prompt cut in two takes back a random number of its seed's generator, which those of a CPU refuse:
+            # the engine would die. So prompts stay whole.
+            "enable-chunked-prefill": False,
+            "max-num-batched-tokens": max(CPU_STEP_TOKENS, self._context_limit()),
         }
 
     def environment(self) -> dict[str, str]:

@@ -20,7 +20,7 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
-from harness import interleaved, publish
+from harness import OUTPUT, interleaved, publish
 from safetensors.torch import load_file, save_file
 from transformers.utils import logging
 
@@ -32,6 +32,7 @@ MODELS = {
     "0.1M": {"hidden_size": 64, "num_layers": 2, "num_heads": 2},
     "20M": {"hidden_size": 512, "num_layers": 6, "num_heads": 8},
 }
+LOGS = OUTPUT / "rollout-logs"
 NUM_PROMPTS, GROUP, NEW_TOKENS, REPEATS = 32, 8, 24, 5
 
 
@@ -67,7 +68,8 @@ class Subject:
 
 
 async def start(stack: AsyncExitStack, backend: str, model: Path) -> Any:
-    engine = plugins.load("rollout", backend)(EngineSpec(model=str(model), max_context_tokens=128, name=backend))
+    spec = EngineSpec(model=str(model), max_context_tokens=128, name=backend, log_dir=str(LOGS))
+    engine = plugins.load("rollout", backend)(spec)
     stack.push_async_callback(engine.close)
     began = time.perf_counter()
     await engine.start()

@@ -127,6 +127,14 @@ def test_a_server_that_already_runs_can_be_used_if_it_has_the_model(subject: Sub
     assert_exact(subject, [asked], tolerance)  # it goes on after its guests have left
 
 
+def test_prompts_of_more_tokens_than_one_step_takes_are_generated_with_their_seeds(
+    subject: Subject, tolerance: float
+) -> None:
+    asked = [request(p * 15, seed=i, max_new_tokens=4) for i, p in enumerate(prompts(60, longest=30, seed=31))]
+    assert sum(len(each.tokens) for each in asked) > 8192
+    assert_exact(subject, asked, tolerance)
+
+
 def test_kill_9_of_the_server_in_mid_generation_changes_no_result(subject: Subject, tolerance: float) -> None:
     asked = [request(p, seed=i, max_new_tokens=200) for i, p in enumerate(prompts(16, seed=21))]
     before = subject.generate(*asked)
