@@ -25,6 +25,7 @@ from tqppo.rewards import Scorer, ScorerSpec
 from tqppo.rollout.loops import AgentLoop, Session, Trajectory, load_loop
 
 ANSWER_CHARACTERS = 200  # of a validation answer, kept in its tag for maj@k
+GATHER_S = 0.05  # how long a finished group waits for others to share its put: every put costs calls between processes
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +113,7 @@ class RolloutWorker:
                 raise outcome
         settled = [outcome for outcome in outcomes if isinstance(outcome, Outcome)]
         errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
-        await writer.add(order, prompt, settled, errors)
+        writer.add(order, prompt, settled, errors)
 
     async def _session(self, order: int, prompt: Prompt, index: int, task: Assignment) -> Outcome:
         greedy = index == task.group_size
@@ -163,36 +164,43 @@ class RolloutWorker:
 
 
 class GroupWriter:
-    """Puts finished groups into the queue. While one put is under way, the next groups gather for the one after it."""
+    """Puts finished groups into the queue: those that finish shortly after each other, or during a put, in one put."""
 
     def __init__(self, queue: Queue, task: Assignment) -> None:
         self.queue = queue
         self.task = task
         self.rows: list[tuple[str, Trajectory, dict[str, Any]]] = []
         self.markers: dict[str, dict[str, Any]] = {}
+        self.timer: asyncio.TimerHandle | None = None
         self.flushing: asyncio.Task[None] | None = None
 
-    async def add(self, order: int, prompt: Prompt, outcomes: list[Outcome], errors: list[BaseException]) -> None:
+    def add(self, order: int, prompt: Prompt, outcomes: list[Outcome], errors: list[BaseException]) -> None:
         rows = list(group_rows(order, prompt, outcomes, self.task))
         self.rows += rows
         self.markers[prompt.uid] = group_marker(order, len(rows), outcomes, errors)
-        if self.flushing is None or self.flushing.done():
-            await self._raise_failed()
-            self.flushing = asyncio.get_running_loop().create_task(self._flush())
+        if self.flushing is not None and self.flushing.done():
+            self.flushing.result()  # a put that failed ends the rollout here, not when all is sampled
+            self.flushing = None
+        if self.timer is None and self.flushing is None:
+            self.timer = asyncio.get_running_loop().call_later(GATHER_S, self._start)
 
     async def finish(self) -> None:
-        while self.flushing is not None:
-            await self._raise_failed()
-            if not self.markers:
-                return
-            self.flushing = asyncio.get_running_loop().create_task(self._flush())
-
-    async def _raise_failed(self) -> None:
+        """Everything is in the queue afterwards."""
+        if self.timer is not None:
+            self.timer.cancel()
         if self.flushing is not None:
             await self.flushing
+        await self._flush()
+
+    def _start(self) -> None:
+        self.timer = None
+        self.flushing = asyncio.get_running_loop().create_task(self._flush())
 
     async def _flush(self) -> None:
-        await asyncio.sleep(0)  # let the groups that finished in this very decode step come along
+        while self.markers:
+            await self._put()
+
+    async def _put(self) -> None:
         rows, self.rows = self.rows, []
         markers, self.markers = self.markers, {}
         if rows and self.task.keep_tensors:
