@@ -6,8 +6,6 @@ Synchronous and without asyncio: the engine calls `advance` and `score`, one at 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +14,7 @@ from torch import Tensor
 from tqppo.errors import EngineError
 from tqppo.protocols import Completion, Scores
 
+from ._forward import ModuleForward
 from ._kv import DecodeCache, PrefillCache
 from ._rows import Rows, Ticket
 from ._sampler import sample, uniforms
@@ -31,16 +30,15 @@ Finished = list[tuple[Ticket, Completion]]
 class Decoder:
     """Rows decode together; a finished row leaves at once and its place is filled."""
 
-    def __init__(self, model: Any, *, max_rows: int, eos_token_ids: tuple[int, ...]) -> None:
-        self.model = model
-        self.device = next(model.parameters()).device
-        self.vocabulary: int = model.config.get_text_config().vocab_size
+    def __init__(self, forward: ModuleForward, *, max_rows: int, eos_token_ids: tuple[int, ...]) -> None:
+        self.model, self.device, self.vocabulary = forward.model, forward.device, forward.vocabulary
+        self._forward = forward
         self.max_rows = max_rows
         self.eos_token_ids = eos_token_ids
         self.weight_version = 0
         self.rows = Rows(max_rows, self.vocabulary, eos_token_ids)
         self._cache = DecodeCache()
-        self._starts: Tensor | None = None  # columns of the rows' first tokens [B, 1]; None: all the same
+        self._starts: Tensor | None = None  # columns of the rows' first tokens [B]; None: all the same
 
     @property
     def num_rows(self) -> int:
@@ -85,7 +83,8 @@ class Decoder:
         prompts = sorted(groups, key=len)
         begin, logits = len(self.rows), []
         for chunk in length_chunks(prompts, PREFILL_TOKENS):
-            cache, chunk_logits = self._prefill(chunk)
+            last = torch.tensor([len(prompt) - 1 for prompt in chunk], device=self.device)
+            cache, chunk_logits = self._forward.prefill(padded(chunk, self.device), last)
             if chunk[0] is prompts[0]:
                 self._make_room(tickets, len(prompts[-1]), cache)
             source = self._place(chunk, groups, cache)
@@ -93,31 +92,14 @@ class Decoder:
         self._batch_changed()
         return self._take_tokens(torch.cat(logits) if len(logits) > 1 else logits[0], begin)
 
-    def _prefill(self, prompts: list[tuple[int, ...]]) -> tuple[PrefillCache, Tensor]:
-        """One forward over padded prompts: their caches, and the logits after each [U, V].
-
-        Padding is on the right, where causal attention never sees it, so no mask is needed.
-        """
-        cache = PrefillCache()
-        last = torch.tensor([len(prompt) - 1 for prompt in prompts], device=self.device)
-        with self._only_logits_at(last):
-            logits = self._forward(padded(prompts, self.device), past_key_values=cache, use_cache=True)
-        return cache, logits[:, 0]
-
     def _place(
         self, prompts: list[tuple[int, ...]], groups: dict[tuple[int, ...], list[Ticket]], cache: PrefillCache
     ) -> Tensor:
-        """A row per request, prompts of one length at a time; which prompt each row came from [n]."""
+        """A row per request; which prompt each row came from [n]."""
         source = [i for i, prompt in enumerate(prompts) for _ in groups[prompt]]
         lengths = [len(prompts[i]) for i in source]
         sources = torch.tensor(source, device=self.device)
-        begin = 0
-        while begin < len(source):
-            end = begin
-            while end < len(source) and lengths[end] == lengths[begin]:
-                end += 1
-            self._cache.place(cache, sources[begin:end], lengths[begin])
-            begin = end
+        self._cache.place(cache, sources, lengths)
         tickets = [ticket for prompt in prompts for ticket in groups[prompt]]
         self.rows.add(tickets, [self._cache.cursor - length for length in lengths])
         return sources
@@ -147,18 +129,11 @@ class Decoder:
     # Decoding.
 
     def _step(self) -> Finished:
-        cache = self._cache
         self._make_column()
-        if self._starts is None:
-            positions, mask = torch.tensor([[cache.cursor - cache.first]], device=self.device), None
-        else:
-            positions, mask = cache.cursor - self._starts, cache.window_mask()
-        inputs = torch.from_numpy(self.rows.last_tokens())[:, None].to(self.device)
-        logits = self._forward(
-            inputs, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True
-        )
-        cache.cursor += 1
-        return self._take_tokens(logits[:, -1])
+        tokens = torch.from_numpy(self.rows.last_tokens()).to(self.device)
+        logits = self._forward.decode(tokens, self._cache, self._starts)
+        self._cache.cursor += 1
+        return self._take_tokens(logits)
 
     def _take_tokens(self, logits: Tensor, begin: int = 0) -> Finished:
         """Sample one token for each row from `begin` on; finished rows leave."""
@@ -191,9 +166,7 @@ class Decoder:
         tickets = [rows.tickets[row] for row in gone.tolist()]
         finished = list(zip(tickets, rows.completions(gone, self.weight_version, aborted=aborted), strict=True))
         targets, sources = rows.remove(gone)
-        self._cache.move_rows(
-            torch.from_numpy(targets).to(self.device), torch.from_numpy(sources).to(self.device), len(rows)
-        )
+        self._cache.move_rows(targets, sources, len(rows))
         self._batch_changed()
         return finished
 
@@ -205,7 +178,7 @@ class Decoder:
             return
         self._cache.first = int(starts.min())
         equal = self._cache.first == starts.max()
-        self._starts = None if equal else torch.from_numpy(starts.copy())[:, None].to(self.device)
+        self._starts = None if equal else torch.from_numpy(starts.copy()).to(self.device)
 
     def _shift(self, columns: int) -> None:
         self._cache.shift(columns)
@@ -222,28 +195,10 @@ class Decoder:
         budget = max(1, SCORE_LOGITS // self.vocabulary)
         for chunk in length_chunks([sequences[i] for i in order], budget):
             indices, order = order[: len(chunk)], order[len(chunk) :]
-            logprobs = self._forward(padded(chunk, self.device), use_cache=False).float().log_softmax(-1)  # [B, T, V]
+            logprobs = self._forward.logits(padded(chunk, self.device)).float().log_softmax(-1)  # [B, T, V]
             for row, i in enumerate(indices):
                 results[i] = row_scores(logprobs[row, : len(chunk[row]) - 1], chunk[row], top_ks[i])
         return [results[i] for i in range(len(sequences))]
-
-    # The model.
-
-    def _forward(self, input_ids: Tensor, **inputs: Any) -> Tensor:
-        return self.model(input_ids=input_ids, return_dict=True, **inputs).logits
-
-    @contextmanager
-    def _only_logits_at(self, positions: Tensor) -> Iterator[None]:
-        """The head sees one position per row [B], whatever the model calls it by: logits are then [B, 1, V]."""
-        head = self.model.get_output_embeddings()
-        if head is None:
-            raise EngineError(f"{type(self.model).__name__} has no output embeddings; the embedded engine needs them")
-        rows = torch.arange(len(positions), device=self.device)
-        hook = head.register_forward_pre_hook(lambda _, args: (args[0][rows, positions][:, None],))
-        try:
-            yield
-        finally:
-            hook.remove()
 
 
 def padded(sequences: Sequence[Sequence[int]], device: torch.device) -> Tensor:

@@ -7,6 +7,8 @@ the columns from the longest row's first token on, and a mask is needed only whi
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -76,6 +78,21 @@ class DecodeCache(Cache):
         window = slice(self.first, self.cursor + 1)
         return keys[:, :, window], values[:, :, window]
 
+    def steps(self) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+        """Per layer: where the coming token's keys and values go [rows, H, D], and what its attention reads once they
+        are there [rows, H, columns read, D]."""
+        assert self.keys is not None, "decoding before anything was admitted"
+        assert self.values is not None
+        keys, values = self.keys[:, : self.num_rows], self.values[:, : self.num_rows]
+        window = slice(self.first, self.cursor + 1)
+        return zip(
+            keys[:, :, :, self.cursor].unbind(),
+            values[:, :, :, self.cursor].unbind(),
+            keys[:, :, :, window].unbind(),
+            values[:, :, :, window].unbind(),
+            strict=True,
+        )
+
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self.cursor - self.first
 
@@ -120,30 +137,38 @@ class DecodeCache(Cache):
             new[tuple(slice(size) for size in old.shape)] = old
         return new
 
-    def place(self, prefill: PrefillCache, source: Tensor, length: int) -> None:
-        """Append rows: prompts `source` [n] of the prefill, `length` tokens each, ending at the cursor."""
+    def place(self, prefill: PrefillCache, source: Tensor, lengths: Sequence[int]) -> None:
+        """Append rows: prompts `source` [n] of the prefill, of these ascending lengths, ending at the cursor."""
         assert self.keys is not None
         assert self.values is not None
         assert self.mask is not None
-        begin, end = self.num_rows, self.num_rows + len(source)
-        columns = slice(self.cursor - length, self.cursor)
-        for layer, (keys, values) in enumerate(zip(prefill.keys, prefill.values, strict=True)):
-            self.keys[layer, begin:end, :, columns] = keys[:, :, :length].index_select(0, source)
-            self.values[layer, begin:end, :, columns] = values[:, :, :length].index_select(0, source)
-        self.mask[begin:end, :, :, : self.cursor - length] = torch.finfo(self.mask.dtype).min / 2
-        self.mask[begin:end, :, :, self.cursor - length :] = 0
-        self.num_rows = end
+        begin = self.num_rows
+        self.num_rows += len(lengths)
+        for buffer, layers in ((self.keys, prefill.keys), (self.values, prefill.values)):
+            prompts = _selected(layers, source)  # [layers, n, H, T, D]
+            place = 0
+            for length, rows in groupby(lengths):
+                end = place + sum(1 for _ in rows)
+                target = buffer[:, begin + place : begin + end, :, self.cursor - length : self.cursor]
+                target.copy_(prompts[:, place:end, :, :length])
+                place = end
+        columns = torch.arange(self.mask.shape[3], device=self.mask.device)
+        starts = self.cursor - torch.tensor(lengths, device=self.mask.device)
+        is_before = columns < starts[:, None, None, None]
+        self.mask[begin : self.num_rows] = is_before * (torch.finfo(self.mask.dtype).min / 2)
 
-    def move_rows(self, targets: Tensor, sources: Tensor, num_rows: int) -> None:
+    def move_rows(self, targets: Sequence[int], sources: Sequence[int], num_rows: int) -> None:
         """Row `sources[i]` replaces row `targets[i]`; then only the first `num_rows` are left."""
+        assert self.keys is not None
+        assert self.values is not None
         assert self.mask is not None
-        if len(targets):
-            size = self.cursor - self.first
-            for buffer in (self.keys, self.values):
-                assert buffer is not None
-                window = buffer.narrow(3, self.first, size)
-                window.index_copy_(1, targets, window.index_select(1, sources))
-            self.mask.index_copy_(0, targets, self.mask.index_select(0, sources))
+        size = self.cursor - self.first
+        keys, values = self.keys.narrow(3, self.first, size), self.values.narrow(3, self.first, size)
+        # Row by row: an indexed copy of windows, which are not contiguous, is many times slower.
+        for target, source in zip(targets, sources, strict=True):
+            keys[:, target].copy_(keys[:, source])
+            values[:, target].copy_(values[:, source])
+            self.mask[target].copy_(self.mask[source])
         self.num_rows = num_rows
 
     def shift(self, columns: int) -> None:
@@ -173,3 +198,11 @@ def _layers(layers: list[Tensor]) -> Tensor:
     """A buffer of no rows and columns, [layers, 0, H, 0, D]."""
     _, heads, _, size = layers[0].shape
     return layers[0].new_zeros(len(layers), 0, heads, 0, size)
+
+
+def _selected(layers: list[Tensor], rows: Tensor) -> Tensor:
+    """Rows [n] of each layer's [U, H, T, D], as one tensor [layers, n, H, T, D]."""
+    result = layers[0].new_empty(len(layers), len(rows), *layers[0].shape[1:])
+    for layer, target in zip(layers, result, strict=True):
+        torch.index_select(layer.contiguous(), 0, rows, out=target)  # slow on what is not contiguous
+    return result

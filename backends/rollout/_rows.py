@@ -87,16 +87,16 @@ class Rows:
             results.append(Completion(tokens[row][:count], logprobs[row][:count], reason, weight_version))
         return results
 
-    def remove(self, gone: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def remove(self, gone: np.ndarray) -> tuple[list[int], list[int]]:
         """Fill the holes `gone` (row numbers) with rows from the end; returns (targets, sources) of the moves."""
         left = len(self) - len(gone)
         self._free_slots.extend(self.slot[gone].tolist())
         is_gone = np.zeros(len(self), dtype=bool)
         is_gone[gone] = True
-        targets = np.flatnonzero(is_gone[:left])
-        sources = left + np.flatnonzero(~is_gone[left:])
+        targets = np.flatnonzero(is_gone[:left]).tolist()
+        sources = (left + np.flatnonzero(~is_gone[left:])).tolist()
         self._table[:, targets] = self._table[:, sources]
-        for target, source in zip(targets.tolist(), sources.tolist(), strict=True):
+        for target, source in zip(targets, sources, strict=True):
             self.tickets[target] = self.tickets[source]
         del self.tickets[left:]
         return targets, sources

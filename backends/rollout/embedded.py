@@ -22,6 +22,7 @@ from tqppo.protocols import Completion, EngineCapabilities, EngineSpec, Request,
 from ._admission import Admission
 from ._decoder import Decoder, Finished
 from ._model import load_model
+from ._plain import fastest_forward
 from ._rows import Ticket
 from ._weights import Weights
 
@@ -77,7 +78,8 @@ class EmbeddedRollout:
         model = await asyncio.get_running_loop().run_in_executor(self._thread, load_model, self._spec)
         self._num_parameters = sum(parameter.numel() for parameter in model.parameters())
         self._weights = Weights(model)
-        self._decoder = Decoder(model, max_rows=self._max_rows, eos_token_ids=self._spec.eos_token_ids)
+        forward = fastest_forward(model, self._spec.max_context_tokens)
+        self._decoder = Decoder(forward, max_rows=self._max_rows, eos_token_ids=self._spec.eos_token_ids)
         self._state = "ready"
 
     # Requests.
