@@ -90,7 +90,7 @@ class Index:
         table = self._tables.setdefault(partition, Table())
         slots, known = table.add(keys)
         number = self._next_block = self._next_block + 1
-        self._blocks[number] = Record(locator, partition, slots, columns, len(keys) * len(columns))
+        self._blocks[number] = Record(locator, partition, slots, tuple(columns), len(keys) * len(columns))
         self._release(table.place(slots, columns, number, np.arange(len(keys), dtype=np.int32)))
         before = [dict(table.tags[slot]) for slot in slots[known]] if known.any() else []
         if tags is not None:

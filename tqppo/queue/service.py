@@ -11,6 +11,7 @@ import ray
 from tqppo import plugins
 from tqppo.errors import QueueError
 from tqppo.protocols import Locator, Storage, StorageSpec
+from tqppo.queue import wire
 from tqppo.queue.calls import GRACE_S, Remote, Waiting, run
 from tqppo.queue.index import Index
 
@@ -69,15 +70,21 @@ class IndexActor:
     def __init__(self, storage: str, spec: StorageSpec) -> None:
         self._service = Service(storage, spec)
         self._joining = asyncio.Lock()
+        self._desk = wire.Desk(spec, self._service.call)
 
     async def join(self, node: str) -> None:
         async with self._joining:
+            await self._desk.open()
             await self._service.join(node)
 
     async def call(self, method: str, args: tuple[Any, ...], timeout_s: float) -> Any:
         return await self._service.call(method, args, timeout_s)
 
+    async def collect(self, ticket: int) -> Any:
+        return self._desk.collect(ticket)
+
     async def close(self) -> None:
+        self._desk.close()
         await self._service.close()
 
 
@@ -110,29 +117,42 @@ class LocalLink:
 
 
 class RayLink:
-    """The service in its actor, found by name. The first holder of the actor's handle decides when it ends."""
+    """The service in its actor, found by name; on the actor's own node, frequent calls take the short way.
 
-    def __init__(self, name: str, namespace: str, actor: Any = None) -> None:
-        self.name, self.namespace = name, namespace
+    The first holder of the actor's handle decides when it ends.
+    """
+
+    def __init__(self, namespace: str, node: str, spec: StorageSpec, actor: Any = None) -> None:
+        self.name, self.namespace, self.node, self.spec = f"tqppo-{spec.run}-index", namespace, node, spec
         self._actor = actor
+        self._wire = wire.Wire(spec)
+        self._is_near: bool | None = None
 
     @staticmethod
     def start(storage: str, spec: StorageSpec) -> RayLink:
         """Start the actor on this node; it takes no CPU from the plan."""
-        here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(this_node(), soft=False)
-        name, namespace = f"tqppo-{spec.run}-index", ray.get_runtime_context().namespace
-        options = {"name": name, "num_cpus": 0, "max_concurrency": 10_000, "scheduling_strategy": here}
-        actor = ray.remote(IndexActor).options(**options).remote(storage, spec)
-        return RayLink(name, namespace, actor)
+        link = RayLink(ray.get_runtime_context().namespace, this_node(), spec)
+        here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(link.node, soft=False)
+        options = {"name": link.name, "num_cpus": 0, "max_concurrency": 10_000, "scheduling_strategy": here}
+        link._actor = ray.remote(IndexActor).options(**options).remote(storage, spec)
+        return link
 
-    def call(self, method: str, *args: Any, timeout_s: float) -> Remote:
-        ref = self._handle().call.remote(method, args, timeout_s)
-        return Remote(ref, "the queue's index", timeout_s + GRACE_S)
+    async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
+        if self._is_near is None:
+            self._is_near = this_node() == self.node
+        exchange = self._wire.call(method, args, timeout_s, GRACE_S) if self._is_near else None
+        if exchange is None:
+            return await Remote(self._handle().call.remote(method, args, timeout_s), wire.WHO, timeout_s + GRACE_S)
+        try:
+            return await exchange
+        except wire.NotPlain as answer:
+            return await Remote(self._handle().collect.remote(answer.ticket), wire.WHO, GRACE_S)
 
     def join(self, node: str, *, timeout_s: float) -> Remote:
-        return Remote(self._handle().join.remote(node), "the queue's index", timeout_s)
+        return Remote(self._handle().join.remote(node), wire.WHO, timeout_s)
 
     def close(self) -> None:
+        self._wire.close()
         if not ray.is_initialized():  # Ray ended first, and the actor with it
             return
         actor, self._actor = self._handle(), None
@@ -148,11 +168,11 @@ class RayLink:
         return self._actor
 
     def __reduce__(self) -> Any:
-        return RayLink, (self.name, self.namespace)
+        return RayLink, (self.namespace, self.node, self.spec)
 
 
 async def _closed(actor: Any) -> None:
-    await Remote(actor.close.remote(), "the queue's index", GRACE_S)
+    await Remote(actor.close.remote(), wire.WHO, GRACE_S)
 
 
 def this_node() -> str:
