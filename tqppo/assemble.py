@@ -22,6 +22,7 @@ from transformers import AutoTokenizer
 from tqppo import specs
 from tqppo.algorithms.kl import Controller
 from tqppo.algorithms.padding import required_multiple
+from tqppo.cluster import PUBLISH_PREFIX
 from tqppo.config.sections import Config
 from tqppo.dataset import is_procedural
 from tqppo.errors import PreflightError
@@ -47,7 +48,6 @@ from tqppo.workers.reference import Reference
 from tqppo.workers.reward_model import RewardModel
 
 Announce = Callable[[str], AbstractContextManager[None]]  # shows the user what takes time
-PUBLISH_PREFIX = "tqppo-weights-"
 PROBE_TOKENS = 32
 TOLERANCE = {"float32": 1e-3}  # of log-probabilities after a weight sync; smaller types round more
 
