@@ -194,3 +194,39 @@ def test_a_failing_reward_ends_the_run_where_that_is_the_policy(make_worker: Any
     path.write_text(FAILING)
     with pytest.raises(DataError, match="ValueError: no"):
         sample(make_worker(reward={"function": f"{path}:reward", "on_error": "error"}), 1)
+
+
+def test_groups_that_finish_together_share_a_put(
+    queue: Queue, make_worker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    puts: list[int] = []
+    aput = queue.aput
+
+    async def counted(keys: Any, *args: Any, **kwargs: Any) -> Any:
+        puts.append(len(keys))
+        return await aput(keys, *args, **kwargs)
+
+    monkeypatch.setattr(queue, "aput", counted)
+    monkeypatch.setattr(worker_module, "GATHER_S", 60.0)  # whatever the machine's load: nobody waits for it
+    sample(make_worker(), 5)
+    assert puts == [10]
+
+
+def test_a_put_that_fails_ends_the_rollout(queue: Queue, make_worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    class OneLater:
+        async def run(self, prompt: Prompt, llm: Session) -> list[Trajectory]:
+            done = await llm.generate(prompt.tokens)
+            if prompt.index:
+                await failed.wait()
+            return [Trajectory(prompt.tokens, done.tokens, [True] * len(done.tokens), done.logprobs, "stop", 7)]
+
+    failed = asyncio.Event()
+
+    async def full(*args: Any, **kwargs: Any) -> Any:
+        failed.set()
+        raise DataError("no room")
+
+    monkeypatch.setattr(queue, "aput", full)
+    monkeypatch.setattr(worker_module, "GATHER_S", 0.0)
+    with pytest.raises(DataError, match="no room"):
+        sample(make_worker(OneLater()), 2)
