@@ -1,7 +1,7 @@
 """Embedded, vLLM and SGLang on the same model and prompts, in one run; and a weight sync by model size.
 
 Useful tokens per second and per CPU-second, of this process and the servers together. One thread each, temperature 1,
-no end token, so that all produce the same number of tokens. `python tests/bench/rollout.py [BACKEND …]`
+no end token, so that all produce the same number of tokens. `python tests/bench/rollout.py [BACKEND or MODEL …]`
 """
 
 from __future__ import annotations
@@ -120,13 +120,14 @@ def syncer(subject: Subject, sources: list[Path]) -> Callable[[], None]:
 def main() -> None:
     logging.disable_progress_bar()
     torch.set_num_threads(1)
-    wanted = sys.argv[1:] or ["embedded", "vllm", "sglang"]
+    models = [name for name in MODELS if name in sys.argv[1:]] or list(MODELS)
+    wanted = [name for name in sys.argv[1:] if name not in MODELS] or ["embedded", "vllm", "sglang"]
     backends = [b for b in wanted if b not in engines.ENVIRONMENTS or engines.is_installed(b)]
     for missing in sorted(set(wanted) - set(backends)):
         print(f"{missing} is left out: `tqppo backends install {missing}` makes its environment")
     loop = asyncio.new_event_loop()
     with tempfile.TemporaryDirectory(prefix="tqppo-bench-", dir="/dev/shm") as folder:
-        figures = {name: run_size(name, backends, loop, Path(folder)) for name in MODELS}
+        figures = {name: run_size(name, backends, loop, Path(folder)) for name in models}
     rows = [
         (f"{name} {backend}", found["tokens"], found["tokens_per_s"], found["tokens_per_cpu_s"], found["sync_s"])
         for name, by_backend in figures.items()
