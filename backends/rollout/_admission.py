@@ -29,9 +29,9 @@ class Admission(Generic[T]):
         self._is_closed = False  # the batch that decodes is a cohort
 
     @property
-    def num_ready(self) -> int:
-        """Requests that could be admitted as soon as there is room."""
-        return len(self._current) + len(self._open) + sum(map(len, self._cohorts))
+    def is_ready(self) -> bool:
+        """Some request could be admitted as soon as there is room."""
+        return bool(self._current or self._open or self._cohorts)
 
     def expect(self, num_requests: int) -> None:
         """A negative number takes back what was announced and will not come."""

@@ -162,13 +162,14 @@ class DecodeCache(Cache):
         assert self.keys is not None
         assert self.values is not None
         assert self.mask is not None
-        size = self.cursor - self.first
-        keys, values = self.keys.narrow(3, self.first, size), self.values.narrow(3, self.first, size)
-        # Row by row: an indexed copy of windows, which are not contiguous, is many times slower.
-        for target, source in zip(targets, sources, strict=True):
-            keys[:, target].copy_(keys[:, source])
-            values[:, target].copy_(values[:, source])
-            self.mask[target].copy_(self.mask[source])
+        if targets:
+            # Row by row: an indexed copy of windows, which are not contiguous, is many times slower.
+            for buffer in (self.keys, self.values):
+                window = buffer.narrow(3, self.first, self.cursor - self.first)
+                for target, source in zip(targets, sources, strict=True):
+                    window[:, target].copy_(window[:, source])
+            where, whence = torch.tensor([targets, sources], device=self.mask.device)
+            self.mask.index_copy_(0, where, self.mask.index_select(0, whence))
         self.num_rows = num_rows
 
     def shift(self, columns: int) -> None:

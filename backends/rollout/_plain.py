@@ -175,7 +175,7 @@ def _is_plain(model: Any) -> bool:
 
 @torch.inference_mode()
 def _agree(own: ModuleForward, plain: ModuleForward, length: int) -> bool:
-    """A prompt and one more token, of both."""
+    """The logits after two prompts, one of them with padding."""
     tokens = torch.arange(2 * length, device=own.device).view(2, length) % own.vocabulary
     last = torch.tensor([length - 1, 0], device=own.device)
     expected = own.logits(tokens)[[0, 1], last]

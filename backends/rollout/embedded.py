@@ -21,6 +21,7 @@ from tqppo.protocols import Completion, EngineCapabilities, EngineSpec, Request,
 
 from ._admission import Admission
 from ._decoder import Decoder, Finished
+from ._forward import ModuleForward
 from ._model import load_model
 from ._plain import fastest_forward
 from ._rows import Ticket
@@ -75,12 +76,14 @@ class EmbeddedRollout:
             raise EngineError(f"{self._spec.name} cannot be started: it is {self._state}")
         torch.set_num_threads(self._spec.threads)
         self._thread = ThreadPoolExecutor(1, self._spec.name, torch.set_num_threads, (self._spec.threads,))
-        model = await asyncio.get_running_loop().run_in_executor(self._thread, load_model, self._spec)
-        self._num_parameters = sum(parameter.numel() for parameter in model.parameters())
-        self._weights = Weights(model)
-        forward = fastest_forward(model, self._spec.max_context_tokens)
+        forward = await asyncio.get_running_loop().run_in_executor(self._thread, self._load)
+        self._num_parameters = sum(parameter.numel() for parameter in forward.model.parameters())
+        self._weights = Weights(forward.model)
         self._decoder = Decoder(forward, max_rows=self._max_rows, eos_token_ids=self._spec.eos_token_ids)
         self._state = "ready"
+
+    def _load(self) -> ModuleForward:
+        return fastest_forward(load_model(self._spec), self._spec.max_context_tokens)
 
     # Requests.
 
@@ -180,7 +183,7 @@ class EmbeddedRollout:
 
     def _wake_up(self) -> None:
         self._watch_announced()
-        if self._work is None and self._state == "ready" and (self._admission.num_ready or self._scores):
+        if self._work is None and self._state == "ready" and (self._admission.is_ready or self._scores):
             self._work = asyncio.get_running_loop().create_task(self._run())
             self._work.add_done_callback(self._work_ended)
 
@@ -291,7 +294,6 @@ class EmbeddedRollout:
         return self._decoder
 
     def _check(self, request: Request) -> None:
-        self._ready()
         self._check_tokens(request.tokens, self._spec.max_context_tokens - 1)
         sampling = request.sampling
         if sampling.max_new_tokens < 1:
@@ -302,11 +304,11 @@ class EmbeddedRollout:
             raise EngineError(f"a request called {request.request_id!r} is still running")
 
     def _check_tokens(self, tokens: Sequence[int], most: int) -> None:
+        vocabulary = self._ready().vocabulary
         if not 0 < len(tokens) <= most:
             raise EngineError(
                 f"{len(tokens)} tokens were given; {self._spec.name} takes 1 to {most}, "
                 f"since max_context_tokens is {self._spec.max_context_tokens}"
             )
-        vocabulary = self._ready().vocabulary
         if min(tokens) < 0 or max(tokens) >= vocabulary:
             raise EngineError(f"token ids must be 0 to {vocabulary - 1}; found {min(tokens)} to {max(tokens)}")

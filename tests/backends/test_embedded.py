@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
+from transformers.models.llama.modeling_llama import LlamaMLP
 
 from tqppo import plugins
 from tqppo.errors import EngineError
@@ -70,7 +71,7 @@ async def all_of(engine: Any, asked: list[Request]) -> list[Completion]:
     return list(await asyncio.gather(*(engine.generate(request) for request in asked)))
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3", "gemma", "olmo2"])
 def test_every_family_decodes_exactly(tmp_path: Path, family: str) -> None:
     folder = write_tiny_model(tmp_path, family=family)
     asked = requests(24)
@@ -83,6 +84,53 @@ def test_grouped_key_value_heads_decode_exactly(tmp_path: Path) -> None:
     AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(tmp_path)
     asked = requests(24)
     assert_exact(tmp_path, asked, drive(tmp_path, lambda engine: all_of(engine, asked)))
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "linear", "factor": 2.0},
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+        {"rope_type": "dynamic", "factor": 2.0},
+    ],
+    ids=lambda rope: rope["rope_type"],
+)
+def test_scaled_positions_decode_exactly(tmp_path: Path, rope: dict[str, Any]) -> None:
+    config = tiny_config(family="llama", hidden_size=64, num_layers=2, num_heads=2, tie_embeddings=True)
+    config.rope_parameters = {"rope_theta": 10000.0} | rope
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(tmp_path)
+    asked = requests(12, longest=90)
+    assert_exact(tmp_path, asked, drive(tmp_path, lambda engine: all_of(engine, asked)))
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_the_plain_forward_decodes_what_the_model_does(tmp_path: Path, bias: bool) -> None:
+    """Weights far from their first values: a forgotten bias or norm would show."""
+    config = tiny_config(family="llama", hidden_size=64, num_layers=3, num_heads=2, tie_embeddings=False)
+    config.attention_bias = config.mlp_bias = bias
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    torch.manual_seed(1)
+    for parameter in model.parameters():
+        parameter.data += 0.05 * torch.randn_like(parameter)
+    model.save_pretrained(tmp_path)
+    asked = requests(24)
+
+    async def work(engine: Any) -> list[Completion]:
+        assert type(engine._decoder._forward).__name__ == "PlainForward"
+        return await all_of(engine, asked)
+
+    assert_exact(tmp_path, asked, drive(tmp_path, work))
+
+
+def test_a_model_that_computes_otherwise_than_its_family_decodes_with_its_own_forward(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    forward = LlamaMLP.forward
+    monkeypatch.setattr(LlamaMLP, "forward", lambda self, x: 2 * forward(self, x))
+    asked = requests(12)
+    got = drive(tiny_model, lambda engine: all_of(engine, asked))
+    assert "decoding with its own" in caplog.text
+    assert_exact(tiny_model, asked, got)
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])

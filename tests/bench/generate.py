@@ -32,7 +32,7 @@ MODELS = {
     "0.1M": {"hidden_size": 64, "num_layers": 2, "num_heads": 2},
     "0.6M": {"hidden_size": 128, "num_layers": 4, "num_heads": 4},
 }
-REPEATS = 5
+REPEATS = 3
 
 
 @dataclass(frozen=True)
