@@ -106,7 +106,8 @@ class Ours:
         for _ in range(steps):
             self.step += 1
             metrics = self.parts.measure(self.parts.trainer.step(self.step))
-            self.seconds.update({k: v for k, v in metrics.items() if k.startswith("timing_s/")})
+            if self.step > steps:  # the first turn warms up: processes that still start are in its timings
+                self.seconds.update({k: v for k, v in metrics.items() if k.startswith("timing_s/")})
             self.seen.update({"reward": metrics["critic/score/mean"], "length": metrics["response_length/mean"]})
 
     def description(self) -> dict[str, float]:
