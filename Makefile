@@ -7,7 +7,7 @@ BENCHES := $(patsubst tests/bench/%.py,bench-%,$(filter-out %/harness.py %/__ini
 
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: quickstart env test lint bench engines test-engines completions
+.PHONY: quickstart env test lint bench engines test-engines test-long completions
 
 quickstart: $(STAMP)
 	$(BIN)/tqppo train --preset quickstart
@@ -23,7 +23,7 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $@
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -m "not engines and not gpu"
+	$(BIN)/python -m pytest -m "not engines and not gpu and not long"
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -42,7 +42,10 @@ engines: $(STAMP)
 	$(BIN)/tqppo backends install vllm sglang
 
 test-engines: $(STAMP)
-	$(BIN)/python -m pytest -m "engines"
+	$(BIN)/python -m pytest -m "engines and not faults and not long"
+
+test-long: $(STAMP)
+	$(BIN)/python -m pytest -m "long or faults"
 
 completions: $(STAMP)
 	$(BIN)/tqppo --show-completion bash > completions/tqppo.bash

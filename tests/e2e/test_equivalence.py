@@ -7,7 +7,7 @@ from e2e.runs import Cli
 
 from tqppo import metrics
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]
 
 
 def figures(cli: Cli, name: str) -> list[dict[str, float]]:

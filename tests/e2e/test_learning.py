@@ -7,7 +7,7 @@ from e2e.runs import Cli
 
 from tqppo import metrics
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(1200)]
 
 
 @pytest.mark.parametrize("preset", ["quickstart", "ppo-tiny"])

@@ -22,7 +22,7 @@ def lines(cli: Cli, name: str) -> int:
 
 def kill(process: subprocess.Popen[str]) -> None:
     """SIGKILL, and wait until nothing that it started is left."""
-    started = family(process)
+    started = family(process) if process.poll() is None else []
     process.kill()
     process.wait()
     wait_until(lambda: not living(started), lambda: f"these to end: {living(started)}", timeout_s=60)
@@ -33,7 +33,8 @@ def kill_during(moment: str, process: subprocess.Popen[str], cli: Cli, name: str
     before = lines(cli, name)
     if moment == "save":
         folder = cli.runs / name / "checkpoints"
-        wait_until(lambda: bool(list(folder.glob(".partial-*/actor"))), "a save", interval_s=0.0005)
+        saving = lambda: any(folder.glob(".partial-*/actor")) or process.poll() is not None  # noqa: E731
+        wait_until(saving, "a save", interval_s=0.0005)
     else:
         wait_until(lambda: lines(cli, name) > before + 1 or process.poll() is not None, "a step")
         time.sleep(random.uniform(0.0, 0.3))
@@ -59,10 +60,10 @@ EMPHASIS = {
     ("mode", "storage", "moments"),
     [
         ("grpo", "simple", ["generation"]),
-        ("grpo", "simple", ["update", "update"]),
-        ("grpo", "ray", ["save"]),
-        ("ppo", "simple", ["save", "update"]),
-        ("ppo", "ray", ["generation"]),
+        pytest.param("grpo", "simple", ["update", "update"], marks=pytest.mark.long),
+        pytest.param("grpo", "ray", ["save"], marks=pytest.mark.long),
+        pytest.param("ppo", "simple", ["save", "update"], marks=pytest.mark.long),
+        pytest.param("ppo", "ray", ["generation"], marks=pytest.mark.long),
     ],
 )
 def test_a_killed_and_resumed_run_equals_one_that_never_was(
@@ -84,6 +85,7 @@ def test_a_killed_and_resumed_run_equals_one_that_never_was(
     assert not list(Path("/dev/shm").glob(f"tqppo*{process.pid}*"))
 
 
+@pytest.mark.long
 def test_one_seed_gives_the_same_bytes_and_another_does_not(cli: Cli) -> None:
     cli.train("first", "grpo")
     cli.train("again", "grpo")
@@ -104,6 +106,7 @@ def test_a_longer_run_goes_on_and_a_complete_one_says_so(cli: Cli) -> None:
     assert cli.weights("mine") == cli.weights("whole")
 
 
+@pytest.mark.long
 def test_settings_that_would_change_the_result_are_refused_one_by_one(cli: Cli) -> None:
     cli.train("mine", "grpo", "run.max_steps=2")
     arguments = ["resume", "--checkpoint", "mine", "--max-steps", "4"]

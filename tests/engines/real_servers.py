@@ -135,6 +135,7 @@ def test_prompts_of_more_tokens_than_one_step_takes_are_generated_with_their_see
     assert_exact(subject, asked, tolerance)
 
 
+@pytest.mark.faults
 def test_kill_9_of_the_server_in_mid_generation_changes_no_result(subject: Subject, tolerance: float) -> None:
     asked = [request(p, seed=i, max_new_tokens=200) for i, p in enumerate(prompts(16, seed=21))]
     before = subject.generate(*asked)
@@ -153,6 +154,7 @@ def test_kill_9_of_the_server_in_mid_generation_changes_no_result(subject: Subje
     assert_gone(processes)
 
 
+@pytest.mark.faults
 def test_kill_9_of_an_inner_process_of_an_idle_server_is_survived(subject: Subject, tolerance: float) -> None:
     processes = processes_of(subject)
     next(p for p in processes if p.name().endswith(("EngineCore", "scheduler"))).kill()
@@ -163,6 +165,7 @@ def test_kill_9_of_an_inner_process_of_an_idle_server_is_survived(subject: Subje
     assert_gone(processes)
 
 
+@pytest.mark.faults
 def test_kill_9_of_the_server_in_mid_push_ends_with_the_new_weights(
     subject: Subject, tolerance: float, tmp_path: Path
 ) -> None:
@@ -188,6 +191,7 @@ def test_kill_9_of_the_server_in_mid_push_ends_with_the_new_weights(
     assert_gone(processes)
 
 
+@pytest.mark.faults
 def test_beyond_loopback_a_token_is_needed_and_nothing_survives_the_sigkill_of_the_host(
     backend_name: str, control_route: str, tiny_model: Path
 ) -> None:
