@@ -32,7 +32,7 @@ from tqppo.prompts import load as load_prompts
 from tqppo.queue.client import Queue
 from tqppo.queue.replay import Replay
 from tqppo.resources import demands, needs_reference, roles, shares
-from tqppo.rollout.pool import RolloutPool
+from tqppo.rollout.pool import RolloutPool, wait_for
 from tqppo.rollout.worker import Assignment, Probe
 from tqppo.rundir import RunFolder
 from tqppo.specs import Places
@@ -49,6 +49,7 @@ from tqppo.workers.reward_model import RewardModel
 
 Announce = Callable[[str], AbstractContextManager[None]]  # shows the user what takes time
 PROBE_TOKENS = 32
+START_TIMEOUT_S = 600.0
 TOLERANCE = {"float32": 1e-3}  # of log-probabilities after a weight sync; smaller types round more
 
 
@@ -62,13 +63,14 @@ def build(config: Config, folder: RunFolder, logs: Path, stack: ExitStack, annou
     queue = make_queue(config, stack)
     groups = start_groups(config, places, queue, stack)
     pool = start_pool(config, places, queue, tokenizer, stack)
-    estimator = ray.remote(Estimator).options(num_cpus=0).remote(specs.estimator_spec(config, places), queue)
+    estimator: Any = ray.remote(Estimator).options(num_cpus=0).remote(specs.estimator_spec(config, places), queue)
     sampler = make_sampler(config, tokenizer, announce)
     clock = Clock()
     validator = Validator(pool, queue, clock, validation_prompts(config, tokenizer), validation_task(config))
     with announce("loading the model into its workers"):
         for group in groups.values():
             group.ready()
+        wait_for([estimator.__ray_ready__.remote()], START_TIMEOUT_S, "starting the estimator")
     with announce(f"starting the {config.rollout.backend} engine"):
         pool.ready()
     rollout = make_rollout(config, queue, pool, sampler, clock)
