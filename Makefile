@@ -1,4 +1,4 @@
-# `make quickstart` trains something in minutes; `make test` checks everything that needs no GPU.
+# `make quickstart` trains something in minutes; `make test` checks what needs no GPU, engine environment or long run.
 VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
