@@ -184,7 +184,7 @@ def test_without_its_index_every_call_fails_soon_and_closing_cleans_up(queue: Qu
     queue.snapshot(tmp_path / "saved")
     waiting = _waiter(queue)
     (index,) = actors(queue, "index")
-    ray.kill(index)
+    os.kill(process_of(index), signal.SIGKILL)
     for work in (
         lambda: ray.get(waiting, timeout=SOON_S),
         lambda: queue.put(["b_0_0"], {"reward": torch.ones(1)}),
