@@ -17,7 +17,7 @@ from harness import interleaved, publish
 from tqppo.algorithms.layout import to_nested
 from tqppo.workers import microbatch
 from tqppo.workers.actor import Actor
-from tqppo.workers.microbatch import MicroBatch, Rows
+from tqppo.workers.microbatch import Cut, MicroBatch, Rows
 from tqppo.workers.specs import ModelSpec, OptimizerSpec, RoleSpec
 from tqppo.workers.tiny import write_tiny_model
 
@@ -43,12 +43,12 @@ def make_rows(sequences: list[int], responses: list[int]) -> dict[str, Any]:
 class PaddedActor(Actor):
     """The same actor, its rows in the order they come and padded to the longest of the batch."""
 
-    def micro_batches(self, rows: Rows, chosen: torch.Tensor) -> list[torch.Tensor]:
+    def micro_batches(self, rows: Rows, chosen: torch.Tensor) -> list[Cut]:
         self.width = int(rows.lengths.max()) - 1
-        return list(chosen.split(max(1, self.spec.micro_batch_tokens // self.width)))
+        return [Cut.apart(part) for part in chosen.split(max(1, self.spec.micro_batch_tokens // self.width))]
 
-    def build(self, rows: Rows, chosen: torch.Tensor, keep: torch.Tensor | None = None) -> MicroBatch:
-        return microbatch.build(rows, chosen, keep=keep, width=self.width)
+    def build(self, rows: Rows, cut: Cut, keep: torch.Tensor | None = None) -> MicroBatch:
+        return microbatch.build(rows, cut, keep=keep, width=self.width)
 
 
 def bare_loop(actor: Actor, rows: dict[str, Any]) -> Callable[[], None]:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from tqppo.workers.microbatch import Rows, build, last_positions, plan
+from tqppo.workers.microbatch import Cut, Rows, build, last_positions, plan
 
 
 @pytest.mark.parametrize("budget", [1, 40, 300, 10_000])
@@ -28,7 +28,7 @@ def test_plan_pads_little_when_forwards_are_cheap_and_cuts_little_when_they_are_
 def test_outputs_are_the_positions_before_the_response_tokens(rows: dict[str, Any]) -> None:
     flat = Rows.of(rows)
     chosen = torch.tensor([3, 0])  # prompts of 5 and 3 tokens, responses of 12 and 4
-    micro = build(flat, chosen)
+    micro = build(flat, Cut.apart(chosen))
     tokens = [row.tolist() for row in rows["tokens"].unbind()]
     assert micro.input_ids.shape == (2, 16)
     assert micro.input_ids[0].tolist() == tokens[3][:-1]
@@ -44,7 +44,7 @@ def test_outputs_are_the_positions_before_the_response_tokens(rows: dict[str, An
 
 def test_packed_rows_restart_their_positions(rows: dict[str, Any]) -> None:
     flat, chosen = Rows.of(rows), torch.tensor([0, 2])  # 7 and 8 tokens
-    packed, trimmed = build(flat, chosen, layout="packed"), build(flat, chosen)
+    packed, trimmed = build(flat, Cut.apart(chosen), layout="packed"), build(flat, Cut.apart(chosen))
     assert packed.position_ids is not None
     assert packed.position_ids.tolist() == [[*range(6), *range(7)]]
     assert packed.targets.tolist() == trimmed.targets.tolist()
@@ -54,7 +54,7 @@ def test_packed_rows_restart_their_positions(rows: dict[str, Any]) -> None:
 def test_tokens_that_do_not_count_are_left_out(rows: dict[str, Any]) -> None:
     flat = Rows.of(rows)
     keep = flat.response["response_mask"]
-    micro = build(flat, torch.arange(len(flat)), keep=keep)
+    micro = build(flat, Cut.apart(torch.arange(len(flat))), keep=keep)
     assert micro.places.tolist() == keep.nonzero().flatten().tolist()
     assert torch.bincount(micro.row, minlength=len(flat)).tolist() == flat.count(keep).tolist()
 

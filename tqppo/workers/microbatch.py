@@ -14,6 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tqppo.workers import trees
+from tqppo.workers.trees import spans
+
 LAYOUTS = ("trimmed", "packed")
 
 
@@ -69,11 +72,24 @@ def _extents(column: Any) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True, slots=True)
+class Cut:
+    """The rows of one forward, and which of them share a row of its input: those of one tree."""
+
+    rows: Tensor  # [b] which rows of `Rows`
+    tree: Tensor  # [b] 0 … n − 1, ascending
+
+    @staticmethod
+    def apart(rows: Tensor) -> Cut:
+        return Cut(rows, torch.arange(len(rows)))
+
+
+@dataclass(frozen=True, slots=True)
 class MicroBatch:
     """One forward. N is the number of response tokens that are scored, in row order."""
 
-    input_ids: Tensor  # [b, T], or [1, Σ(S − 1)] when packed
-    position_ids: Tensor | None  # packed: restarts at 0 for each row
+    input_ids: Tensor  # [n, T], or [1, Σ(S − 1)] when packed
+    position_ids: Tensor | None  # packed: restarts at 0 for each row; trees: goes on from the prompt in each branch
+    branch: Tensor | None  # [n, T] trees: 0 in the prompt, then 1, 2 …
     outputs: Tensor  # [N] positions in the flattened input that score the tokens
     targets: Tensor  # [N] the tokens
     places: Tensor  # [N] where these tokens are in response columns [ΣR]
@@ -125,30 +141,52 @@ def _chunks(
     return micro_batches
 
 
+def cuts(rows: Rows, chosen: Tensor, budget: int, *, dear: int, overhead: int) -> list[Cut]:
+    """The chosen rows as forwards of at most `budget` positions, those with one prompt together where it pays."""
+    prompts, branches = _positions(rows, chosen)
+    tree = trees.grow(rows.tokens, rows.starts[chosen], prompts, branches, dear=dear)
+    widths = torch.zeros(int(tree[-1]) + 1 if len(tree) else 0, dtype=torch.int64)
+    widths.index_add_(0, tree, branches)
+    widths[tree] += prompts
+    order = torch.arange(len(chosen)).split(torch.bincount(tree).tolist())  # rows of each tree
+    found = []
+    for members in plan(widths.tolist(), budget, overhead=overhead):
+        parts = [order[number] for number in members]
+        number = torch.repeat_interleave(torch.arange(len(parts)), torch.tensor([len(part) for part in parts]))
+        found.append(Cut(chosen[torch.cat(parts)], number))
+    return found
+
+
+def _positions(rows: Rows, chosen: Tensor) -> tuple[Tensor, Tensor]:
+    """Positions before a row's response, and those in it that go through the model: all but the last token's."""
+    lengths = rows.response_lengths[chosen]
+    return rows.lengths[chosen] - lengths, (lengths - 1).clamp(min=0)
+
+
 def build(
-    rows: Rows, chosen: Tensor, *, layout: str = "trimmed", keep: Tensor | None = None, width: int = 0
-) -> MicroBatch:
+    rows: Rows, cut: Cut, *, layout: str = "trimmed", keep: Tensor | None = None, width: int = 0
+) -> MicroBatch:  # fmt: skip
     """The forward over these rows; `keep` [ΣR] leaves out response tokens that need no score.
 
     Right padding needs no attention mask: a causal model never looks at it. `width` pads further.
     """
-    starts, used = rows.starts[chosen], rows.lengths[chosen] - 1
-    lengths = rows.response_lengths[chosen]
-    row = torch.repeat_interleave(torch.arange(len(chosen)), lengths)
-    within = torch.arange(len(row)) - (lengths.cumsum(0) - lengths)[row]
+    chosen, starts = cut.rows, rows.starts[cut.rows]
+    row, within = spans(rows.response_lengths[chosen])
     places = rows.response_starts[chosen][row] + within
     if keep is not None:
         kept = keep[places].nonzero().squeeze(-1)
         row, within, places = row[kept], within[kept], places[kept]
-    first = used - lengths  # position that scores the first response token
-    targets = rows.tokens[(starts + first + 1)[row] + within]
+    prompts, branches = _positions(rows, chosen)
+    targets = rows.tokens[(starts + prompts)[row] + within]
     if layout == "packed":
-        input_ids, position_ids, begin = _packed(rows.tokens, starts, used)
-    else:
-        input_ids, position_ids = _trimmed(rows.tokens, starts, used, width), None
-        begin = torch.arange(len(chosen)) * input_ids.shape[1]
-    outputs = (begin + first)[row] + within
-    return MicroBatch(input_ids, position_ids, outputs, targets, places, row, chosen)
+        input_ids, position_ids, begin = _packed(rows.tokens, starts, prompts + branches)
+        outputs = (begin + prompts)[row] + within - 1
+        return MicroBatch(input_ids, position_ids, None, outputs, targets, places, row, chosen)
+    grove = trees.plant(rows.tokens, starts, cut.tree, prompts, branches, width)
+    # The first token of a response is scored by the last of its prompt, each later one by the one before it.
+    before = torch.where(within == 0, prompts[row], grove.begin[row] + within) - 1
+    outputs = cut.tree[row] * grove.tokens.shape[1] + before
+    return MicroBatch(grove.tokens, grove.positions, grove.branch, outputs, targets, places, row, chosen)
 
 
 def last_positions(rows: Rows, chosen: Tensor, *, layout: str = "trimmed") -> MicroBatch:
@@ -158,14 +196,15 @@ def last_positions(rows: Rows, chosen: Tensor, *, layout: str = "trimmed") -> Mi
     if layout == "packed":
         input_ids, position_ids, begin = _packed(rows.tokens, starts, used)
     else:
-        input_ids, position_ids = _trimmed(rows.tokens, starts, used, 0), None
+        input_ids, position_ids = _trimmed(rows.tokens, starts, used), None
         begin = number * input_ids.shape[1]
     last = rows.tokens[starts + used - 1]
-    return MicroBatch(input_ids, position_ids, begin + used - 1, last, rows.response_starts[chosen], number, chosen)
+    last_places = rows.response_starts[chosen]
+    return MicroBatch(input_ids, position_ids, None, begin + used - 1, last, last_places, number, chosen)
 
 
-def _trimmed(tokens: Tensor, starts: Tensor, used: Tensor, width: int) -> Tensor:
-    positions = torch.arange(max(width, int(used.max())))
+def _trimmed(tokens: Tensor, starts: Tensor, used: Tensor) -> Tensor:
+    positions = torch.arange(int(used.max()))
     return tokens[starts[:, None] + torch.minimum(positions[None, :], (used - 1)[:, None])]  # padded with the last
 
 

@@ -19,6 +19,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelF
 from transformers import logging as transformers_logging
 
 from tqppo.errors import PreflightError
+from tqppo.workers import trees
 from tqppo.workers.logprobs import token_logprobs
 from tqppo.workers.microbatch import MicroBatch
 from tqppo.workers.specs import ModelSpec
@@ -109,6 +110,8 @@ class ScoreModel(nn.Module):
 def _hidden(backbone: Any, micro: MicroBatch) -> Tensor:
     """Hidden states of the micro-batch's outputs: [N, H]."""
     inputs = {} if micro.position_ids is None else {"position_ids": micro.position_ids}
+    if micro.branch is not None:
+        inputs["attention_mask"] = trees.attention_mask(micro.branch)
     hidden = backbone(input_ids=micro.input_ids, use_cache=False, **inputs).last_hidden_state
     return hidden.flatten(0, 1).index_select(0, micro.outputs)
 

@@ -12,6 +12,8 @@ from tqppo.workers.worker import Worker, idle_micro_batch
 
 
 class RewardModel(Worker):
+    has_trees = False
+
     def _load(self) -> nn.Module:
         return load_score_model(self.spec.model, self.device).requires_grad_(False)
 
@@ -22,10 +24,10 @@ class RewardModel(Worker):
         flat = Rows.of(rows)
         real = flat.count(flat.response["response_mask"]) > 0
         scores = torch.zeros(len(flat))
-        for chosen in self.in_step(self.micro_batches(flat, real.nonzero().squeeze(-1))):
-            if chosen is None:
+        for cut in self.in_step(self.micro_batches(flat, real.nonzero().squeeze(-1))):
+            if cut is None:
                 self.model(idle_micro_batch(self.device))
                 continue
-            micro = last_positions(flat, chosen, layout=self.layout).to(self.device)
-            scores[chosen] = self.model(micro).cpu()
+            micro = last_positions(flat, cut.rows, layout=self.layout).to(self.device)
+            scores[cut.rows] = self.model(micro).cpu()
         return {"model_score": scores}

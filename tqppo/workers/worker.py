@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from tqppo.algorithms import balance
-from tqppo.workers import microbatch
-from tqppo.workers.microbatch import MicroBatch, Rows
+from tqppo.workers import microbatch, trees
+from tqppo.workers.microbatch import Cut, MicroBatch, Rows
 from tqppo.workers.model import attention_kernel, compute_dtype, layout_for, shard
 from tqppo.workers.ranks import Ranks
 from tqppo.workers.specs import RoleSpec
@@ -26,6 +26,7 @@ class Worker:
     """One rank of one role. `queue` is needed only when methods are called with batches instead of tensors."""
 
     model: nn.Module
+    has_trees = True  # rows with one prompt may share it in a forward
 
     def __init__(self, spec: RoleSpec, *, ranks: Ranks | None = None, queue: Any = None, device: str = "cpu") -> None:
         self.spec = spec
@@ -37,7 +38,9 @@ class Worker:
 
     def start(self) -> None:
         """Load the model; the constructor does nothing that takes time."""
-        self.model = shard(self._load(), self.device, self.dtype)
+        model = self._load()
+        self.dear = trees.dear(model) if self.layout == "trimmed" and self.has_trees else 0
+        self.model = shard(model, self.device, self.dtype)
 
     def _load(self) -> nn.Module:
         raise AssertionError("a role says which model it loads")
@@ -45,21 +48,19 @@ class Worker:
     def close(self) -> None:
         """Leave nothing behind."""
 
-    def micro_batches(self, rows: Rows, chosen: Tensor) -> list[Tensor]:
-        """The chosen rows cut by the token budget: row numbers of each micro-batch."""
-        widths = (rows.lengths[chosen] - 1).tolist()
+    def micro_batches(self, rows: Rows, chosen: Tensor) -> list[Cut]:
+        """The chosen rows cut by the token budget."""
         budget = self.spec.micro_batch_tokens
-        if self.layout == "packed" and widths:
-            cuts = balance.micro_batches(widths, max(budget, *widths))
-        else:
-            overhead = _FORWARD_COST[self.device.type] * self.ranks.size
-            cuts = microbatch.plan(widths, budget, overhead=overhead)
-        return [chosen[cut] for cut in cuts]
+        if self.layout == "packed" and len(chosen):
+            widths = (rows.lengths[chosen] - 1).tolist()
+            return [Cut.apart(chosen[cut]) for cut in balance.micro_batches(widths, max(budget, *widths))]
+        overhead = _FORWARD_COST[self.device.type] * self.ranks.size
+        return microbatch.cuts(rows, chosen, budget, dear=self.dear, overhead=overhead)
 
-    def build(self, rows: Rows, chosen: Tensor, keep: Tensor | None = None) -> MicroBatch:
-        return microbatch.build(rows, chosen, layout=self.layout, keep=keep).to(self.device)
+    def build(self, rows: Rows, cut: Cut, keep: Tensor | None = None) -> MicroBatch:
+        return microbatch.build(rows, cut, layout=self.layout, keep=keep).to(self.device)
 
-    def in_step(self, cuts: list[Tensor]) -> Iterator[Tensor | None]:
+    def in_step(self, cuts: list[Cut]) -> Iterator[Cut | None]:
         """The cuts, then None until every rank has had as many as the neediest one: forwards are collective."""
         neediest = max(int(numbers[0]) for numbers in self.ranks.gather([len(cuts)]))
         yield from followed_by_none(cuts, neediest)
@@ -70,17 +71,17 @@ class Worker:
         rows = Rows.of(columns)
         cuts = self.micro_batches(rows, torch.arange(len(rows)))
         results: list[Tensor] = []
-        for chosen in self.in_step(cuts):
-            micro = idle_micro_batch(self.device) if chosen is None else self.build(rows, chosen)
+        for cut in self.in_step(cuts):
+            micro = idle_micro_batch(self.device) if cut is None else self.build(rows, cut)
             outputs = [output for output in forward(micro) if output is not None]
             results = results or [torch.zeros(int(rows.response_lengths.sum())) for _ in outputs]
-            if chosen is not None:
+            if cut is not None:
                 for result, output in zip(results, outputs, strict=True):
                     result[micro.places] = output.to("cpu", torch.float32)
         return [rows.jagged(result) for result in results]
 
 
-def followed_by_none(cuts: list[Tensor], count: int) -> Iterator[Tensor | None]:
+def followed_by_none(cuts: list[Cut], count: int) -> Iterator[Cut | None]:
     yield from cuts
     yield from (None for _ in range(count - len(cuts)))
 
@@ -88,7 +89,7 @@ def followed_by_none(cuts: list[Tensor], count: int) -> Iterator[Tensor | None]:
 def idle_micro_batch(device: torch.device) -> MicroBatch:
     """What a rank without rows puts through the model while the others work: one position, worth nothing."""
     zero = torch.zeros(1, dtype=torch.int64)
-    return MicroBatch(zero[None], zero[None], zero, zero, zero, zero, zero).to(device)
+    return MicroBatch(zero[None], zero[None], None, zero, zero, zero, zero, zero).to(device)
 
 
 def prepare_process(spec: RoleSpec, device: torch.device) -> None:
