@@ -60,11 +60,51 @@ class Scores:
 
 
 @dataclass(frozen=True, slots=True)
+class Bucket:
+    """Tensors of one type that travel as one piece, in this order."""
+
+    names: list[str]
+    dtype: str  # as torch calls it: "float32"
+    shapes: list[list[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Where to meet the sender of weights, and what it will send."""
+
+    host: str
+    port: int
+    buckets: list[Bucket]
+
+
+class WeightSender(Protocol):
+    """The way to published weights from another node. What fails raises EngineError.
+
+    - `join` forms a process group of the sender, as rank 0, with `num_ranks - 1` others that meet it at the offer's
+      address: a TCP store, keys prefixed by the group's name. `send` then broadcasts the buckets as bytes, one by one.
+    - `files` and `read` are for engines that can only load files.
+    """
+
+    async def offer(self, folder: str, bucket_bytes: int) -> Offer: ...
+    async def join(self, group: str, *, num_ranks: int, backend: str, timeout_s: float) -> None: ...
+    async def send(self, group: str, folder: str, bucket_bytes: int) -> None: ...
+    async def leave(self, group: str) -> None: ...
+    async def files(self, folder: str) -> dict[str, int]: ...
+    async def read(self, folder: str, name: str, begin: int, num_bytes: int) -> np.ndarray: ...
+
+
+@dataclass(frozen=True, slots=True)
 class WeightSource:
-    """Weights to load: a Hugging Face folder (usually in shared memory) with `model.safetensors`, and their version."""
+    """Weights to load: a Hugging Face folder (usually in shared memory) with `model.safetensors`, and their version.
+
+    With a `sender` the folder is the sender's to open, and an engine that can (`EngineCapabilities.broadcast`) gets
+    the weights from it; engines that cannot never see such a source.
+    """
 
     folder: str
     version: int
+    node: str = ""  # Ray's name of the node that has the folder; empty: this one
+    sender: WeightSender | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +126,7 @@ class EngineSpec:
     python: str = ""
     endpoint: str = ""  # attach to this server instead of starting one
     host: str = "127.0.0.1"
+    interface: str = "lo"  # network interface for process groups with the trainer
     tensor_parallel: int = 1
     memory_fraction: float = 0.6
     start_timeout_s: float = 600.0
@@ -103,6 +144,7 @@ class EngineCapabilities:
     attach: bool = False  # can use servers that already run
     tensor_parallel: bool = False
     deterministic: bool = False  # same bytes for the same seed, whatever the timing
+    broadcast: bool = False  # takes weights from a process group
     joint_filters: bool = False  # top-p counts the mass of the whole distribution, not of what top-k leaves
 
 

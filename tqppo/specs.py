@@ -75,6 +75,7 @@ def rollout_spec(config: Config, places: Places, eos_token_ids: tuple[int, ...])
         agent_args=dict(rollout.agent_args),
         max_trajectories=rollout.max_trajectories,
         trust_remote_code=model.trust_remote_code,
+        weight_sync=rollout.weight_sync,
     )
 
 

@@ -23,8 +23,18 @@ from typing import Any, ClassVar, TypeVar
 
 from tqppo import engines
 from tqppo.errors import BackendError, EngineError, PreflightError, TqppoError
-from tqppo.protocols import Completion, EngineCapabilities, EngineSpec, Request, Scores, WeightSource
+from tqppo.protocols import (
+    Bucket,
+    Completion,
+    EngineCapabilities,
+    EngineSpec,
+    Request,
+    Scores,
+    WeightSender,
+    WeightSource,
+)
 
+from ._group import Group, Meeting, together
 from ._http import Server, ServerDied
 from ._process import ServerProcess, free_port
 
@@ -33,6 +43,7 @@ Answer = TypeVar("Answer")
 TOKEN_VARIABLE = "TQPPO_ROLLOUT_TOKEN"  # bearer token of servers that already run
 CONTROL_TIMEOUT_S = 120.0  # of one step of a weight update
 MAX_CONNECTIONS = 512  # file descriptors are finite; more requests wait their turn
+BUCKET_BYTES = 256 * 1024**2  # of weights that travel as one piece between nodes
 NUM_PORTS = 3  # tries, when somebody takes the port before the server does
 
 
@@ -114,6 +125,7 @@ class ServerEngine:
     owned: ClassVar[frozenset[str]]  # arguments that only tqppo sets
     negatable: ClassVar[bool] = False
     grace_s: ClassVar[float] = 5.0  # between SIGTERM and SIGKILL
+    bucket_bytes = BUCKET_BYTES
 
     def __init__(self, spec: EngineSpec) -> None:
         self.spec = spec
@@ -124,6 +136,7 @@ class ServerEngine:
         self.version = 0
         self.label: str | None = None  # what the server calls the weights we pushed
         self._source: WeightSource | None = None
+        self._group: Group | None = None
         self._current: asyncio.Task[Server] | None = None
         self._restarts = 0
         self._gate = Gate()
@@ -147,7 +160,15 @@ class ServerEngine:
         """Raise unless the server is ours, or for one that already ran, of a version and model that we can use."""
 
     async def _push(self, server: Server, source: WeightSource) -> None:
+        """Load them; `_receive` does it where they come from a sender."""
         raise TypeError(f"{type(self).__name__} does not load weights")
+
+    async def _join(self, server: Server, meeting: Meeting) -> None:
+        raise TypeError(f"{type(self).__name__} joins no process group")
+
+    async def _take(self, server: Server, group: str, buckets: Sequence[Bucket]) -> None:
+        """Receive and load what the group's sender sends."""
+        raise TypeError(f"{type(self).__name__} joins no process group")
 
     async def _generate(self, server: Server, request: Request, request_id: str) -> Completion:
         raise TypeError(f"{type(self).__name__} does not generate")
@@ -203,11 +224,13 @@ class ServerEngine:
             return await self._on_server(lambda server: self._score(server, tokens, top_k))
 
     async def load_weights(self, source: WeightSource) -> None:
-        if not list(Path(source.folder).glob("*.safetensors")):
-            raise EngineError(f"there are no weights (*.safetensors) in {source.folder}")
+        if source.sender is None:
+            if not list(Path(source.folder).glob("*.safetensors")):
+                raise EngineError(f"there are no weights (*.safetensors) in {source.folder}")
+            source = replace(source, folder=str(Path(source.folder).resolve()))
         async with self._gate.closed(self.spec.request_timeout_s):
             server = await self._server()
-            source = self._source = replace(source, folder=str(Path(source.folder).resolve()))
+            self._source = source
             try:
                 await self._push(server, source)
             except EngineError as error:
@@ -219,6 +242,35 @@ class ServerEngine:
                 await server.process.close()
                 await self._server()  # has loaded them before it shows itself
             self.version = source.version
+
+    async def _receive(self, server: Server, source: WeightSource, sender: WeightSender) -> None:
+        """Weights over the process group, which a server joins when it gets its first ones."""
+        offer = await _within(sender.offer(source.folder, self.bucket_bytes), "the offer of weights")
+        group = self._group
+        if group is None or group.server is not server:
+            await self._leave()
+            tensor_parallel = self.spec.tensor_parallel if self.on_gpu else 1
+            meeting = Meeting.at(offer, num_ranks=1 + tensor_parallel, on_gpu=self.on_gpu, timeout_s=CONTROL_TIMEOUT_S)
+            group = self._group = Group(meeting.group, sender, server)
+            joining = sender.join(
+                meeting.group, num_ranks=meeting.num_ranks, backend=meeting.backend, timeout_s=meeting.timeout_s
+            )
+            await self._both(self._join(server, meeting), joining, CONTROL_TIMEOUT_S)
+        sending = sender.send(group.name, source.folder, self.bucket_bytes)
+        taking = self._take(server, group.name, offer.buckets)
+        await self._both(taking, sending, CONTROL_TIMEOUT_S * max(1, len(offer.buckets)))
+
+    async def _both(self, server: Awaitable[None], sender: Awaitable[None], timeout_s: float) -> None:
+        try:
+            await together(server, sender, timeout_s)
+        except BaseException:
+            await self._leave()  # a broken group is of no more use
+            raise
+
+    async def _leave(self) -> None:
+        group, self._group = self._group, None
+        if group is not None:
+            await group.leave()
 
     async def sleep(self) -> None:
         """Give memory back; nothing to give on a CPU."""
@@ -233,6 +285,7 @@ class ServerEngine:
         current.cancel()
         with contextlib.suppress(asyncio.CancelledError, TqppoError):
             await (await current).close()
+        await self._leave()
 
     # Life and death.
 
@@ -302,7 +355,8 @@ class ServerEngine:
         log_path = Path(self.spec.log_dir) / f"{self.spec.name}.log" if self.spec.log_dir else ""
         grace_s = self.grace_s if not self.on_gpu else max(self.grace_s, 15.0)  # to give a GPU's memory back
         command = [*self.command(python, port), *flags]
-        process = ServerProcess(command, self.environment(), log_path, grace_s=grace_s)
+        interface = {"GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME") or self.spec.interface}
+        process = ServerProcess(command, interface | self.environment(), log_path, grace_s=grace_s)
         log.info("%s: starting %s on port %d (log: %s)", self.spec.name, self.backend, port, process.log_path)
         return self._connect(f"http://{_reachable(self.spec.host)}:{port}", process, self.token)
 
@@ -355,6 +409,13 @@ class ServerEngine:
             raise BackendError(
                 f"the server at {self.spec.endpoint} has the model {served!r}; this run needs {wanted!r}"
             )
+
+
+async def _within(answer: Awaitable[Answer], what: str) -> Answer:
+    try:
+        return await asyncio.wait_for(answer, CONTROL_TIMEOUT_S)
+    except asyncio.TimeoutError:
+        raise EngineError(f"{what} did not come within {CONTROL_TIMEOUT_S:g} s") from None
 
 
 def _reachable(host: str) -> str:

@@ -12,8 +12,18 @@ import numpy as np
 
 from tqppo.config.capabilities import BUILT_IN
 from tqppo.errors import EngineError
-from tqppo.protocols import Completion, EngineCapabilities, FinishReason, Request, Sampling, Scores, WeightSource
+from tqppo.protocols import (
+    Bucket,
+    Completion,
+    EngineCapabilities,
+    FinishReason,
+    Request,
+    Sampling,
+    Scores,
+    WeightSource,
+)
 
+from ._group import Meeting
 from ._http import Server
 from ._server import CONTROL_TIMEOUT_S, ServerEngine
 
@@ -166,22 +176,50 @@ class SGLangRollout(ServerEngine):
 
     async def _push(self, server: Server, source: WeightSource) -> None:
         label = str(source.version)
-        update = {"model_path": source.folder, "weight_version": label, "flush_cache": True}
-        for path, body in (
-            ("/pause_generation", {"mode": "retract"}),
-            ("/begin_weight_update", {}),
-            ("/update_weights_from_disk", update),
-            ("/end_weight_update", {}),
-            ("/flush_cache", {}),  # it holds what the old weights made of the prompts
-            ("/continue_generation", {}),
-        ):
-            await server.ask("POST", path, body, timeout_s=CONTROL_TIMEOUT_S)
+        await self._post(server, "/pause_generation", mode="retract")
+        await self._post(server, "/begin_weight_update")
+        if source.sender is None:
+            await self._post(server, "/update_weights_from_disk", model_path=source.folder, flush_cache=False)
+        else:
+            await self._receive(server, source, source.sender)
+        await self._post(server, "/end_weight_update")
+        await self._post(server, "/update_weight_version", new_version=label, abort_all_requests=False)
+        await self._post(server, "/flush_cache")  # it holds what the old weights made of the prompts
+        await self._post(server, "/continue_generation")
         info = await server.ask("GET", "/model_info", timeout_s=CONTROL_TIMEOUT_S)
         if info["weight_version"] != label:
             raise EngineError(
                 f"{self.spec.name} says it has weights {info['weight_version']!r} after loading {label!r}"
             )
         self.label = label
+
+    async def _join(self, server: Server, meeting: Meeting) -> None:
+        await self._post(
+            server,
+            "/init_weights_update_group",
+            master_address=meeting.host,
+            master_port=meeting.port,
+            rank_offset=1,
+            world_size=meeting.num_ranks,
+            group_name=meeting.group,
+            backend=meeting.backend,
+        )
+
+    async def _take(self, server: Server, group: str, buckets: Sequence[Bucket]) -> None:
+        for each in buckets:
+            await self._post(
+                server,
+                "/update_weights_from_distributed",
+                names=each.names,
+                dtypes=[each.dtype] * len(each.names),
+                shapes=each.shapes,
+                group_name=group,
+                load_format="flattened_bucket",
+                flush_cache=False,
+            )
+
+    async def _post(self, server: Server, path: str, **body: Any) -> None:
+        await server.ask("POST", path, body, timeout_s=CONTROL_TIMEOUT_S)
 
     async def sleep(self) -> None:
         if self.on_gpu:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -11,8 +12,9 @@ import numpy as np
 
 from tqppo.config.capabilities import BUILT_IN
 from tqppo.errors import BackendError, EngineError
-from tqppo.protocols import Completion, EngineCapabilities, FinishReason, Request, Scores, WeightSource
+from tqppo.protocols import Bucket, Completion, EngineCapabilities, FinishReason, Request, Scores, WeightSource
 
+from ._group import Meeting
 from ._http import Server
 from ._server import CONTROL_TIMEOUT_S, ServerEngine
 
@@ -22,7 +24,7 @@ FINISH: Mapping[str, FinishReason] = {"stop": "stop", "length": "length", "abort
 OWNED = (
     "model served-model-name host port dtype api-key middleware logprobs-mode max-logprobs max-model-len max-num-seqs "
     "tokens-only skip-tokenizer-init generation-config enable-sleep-mode tensor-parallel-size gpu-memory-utilization "
-    "trust-remote-code seed"
+    "trust-remote-code seed worker-extension-cls"
 )
 
 
@@ -50,6 +52,7 @@ class VLLMRollout(ServerEngine):
             "trust-remote-code": spec.trust_remote_code or None,
             "seed": spec.seed,
             "disable-uvicorn-access-log": True,
+            "worker-extension-cls": "tqppo_weights.Receiver",
             "middleware": "tqppo_guard.RequireToken" if self.token else None,
         }
         if not self.on_gpu:
@@ -74,8 +77,9 @@ class VLLMRollout(ServerEngine):
 
     def environment(self) -> dict[str, str]:
         common = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}  # the routes that load weights
+        common |= {"PYTHONPATH": str(GUARD)}
         if self.token:
-            common |= {"TQPPO_SERVER_TOKEN": self.token, "PYTHONPATH": str(GUARD)}
+            common |= {"TQPPO_SERVER_TOKEN": self.token}
         if self.on_gpu:
             return common
         threads = str(self.spec.threads)
@@ -147,19 +151,34 @@ class VLLMRollout(ServerEngine):
 
     async def _push(self, server: Server, source: WeightSource) -> None:
         label = str(source.version)
-        reload = {"method": "reload_weights", "kwargs": {"weights_path": source.folder}}
-        for path, body in (
-            ("/pause?mode=wait", None),
-            ("/collective_rpc", reload),
-            ("/reset_prefix_cache", None),  # it holds what the old weights made of the prompts
-            ("/update_weight_version", {"new_version": label}),
-            ("/resume", None),
-        ):
-            await server.ask("POST", path, body, timeout_s=CONTROL_TIMEOUT_S)
+        await self._post(server, "/pause?mode=wait")
+        if source.sender is None:
+            await self._call(server, "reload_weights", {"weights_path": source.folder})
+        else:
+            await self._receive(server, source, source.sender)
+        await self._post(server, "/reset_prefix_cache")  # it holds what the old weights made of the prompts
+        await self._post(server, "/update_weight_version", {"new_version": label})
+        await self._post(server, "/resume")
         found = (await server.ask("GET", "/weight_info", timeout_s=CONTROL_TIMEOUT_S))["weight_version"]
         if found != label:
             raise EngineError(f"{self.spec.name} says it has weights {found!r} after loading {label!r}")
         self.label = label
+
+    async def _join(self, server: Server, meeting: Meeting) -> None:
+        await self._call(server, "tqppo_join", asdict(meeting))
+
+    async def _take(self, server: Server, group: str, buckets: Sequence[Bucket]) -> None:
+        told = {"buckets": [asdict(each) for each in buckets]}
+        await self._call(server, "tqppo_receive", told, timeout_s=CONTROL_TIMEOUT_S * len(buckets))
+
+    async def _call(
+        self, server: Server, method: str, arguments: Mapping[str, Any], timeout_s: float = CONTROL_TIMEOUT_S
+    ) -> None:
+        """A method of vLLM's workers, on each of them."""
+        await server.ask("POST", "/collective_rpc", {"method": method, "kwargs": arguments}, timeout_s=timeout_s)
+
+    async def _post(self, server: Server, path: str, body: Mapping[str, Any] | None = None) -> None:
+        await server.ask("POST", path, body, timeout_s=CONTROL_TIMEOUT_S)
 
     async def sleep(self) -> None:
         if self.on_gpu:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Coroutine, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,10 +24,20 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tqppo import plugins
-from tqppo.contracts.rollout import EOS, Subject, assert_exact, open_subject, prompts, publish_head, request
+from tqppo.contracts.rollout import (
+    EOS,
+    Subject,
+    assert_exact,
+    check_updates,
+    open_subject,
+    prompts,
+    publish_head,
+    request,
+)
 from tqppo.doctor import verify_logprobs
 from tqppo.errors import BackendError, EngineError
 from tqppo.protocols import EngineSpec, WeightSource
+from tqppo.rollout.sender import Sender, SenderClient
 from tqppo.workers.tiny import write_tiny_model
 
 T = TypeVar("T")
@@ -65,15 +76,35 @@ def subject(
     yield from open_subject(backend_name, folder, event_loop_of_run, {"max_restarts": 5}, logs)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def untied_subject(
     backend_name: str,
     untied_model: Mapping[str, Any],
     event_loop_of_run: asyncio.AbstractEventLoop,
-    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Subject]:
-    folder = write_tiny_model(tmp_path / "untied", tie_embeddings=False, seed=1, **untied_model)
-    yield from open_subject(backend_name, folder, event_loop_of_run, {"max_running": 32}, tmp_path)
+    folder = write_tiny_model(tmp_path_factory.mktemp("untied"), tie_embeddings=False, seed=1, **untied_model)
+    logs = tmp_path_factory.mktemp("untied-logs")
+    yield from open_subject(backend_name, folder, event_loop_of_run, {"max_running": 32}, logs)
+
+
+@pytest.fixture(scope="module")
+def sender() -> Iterator[Sender]:
+    made = Sender()
+    yield made
+    made.close()
+
+
+@contextmanager
+def sending(subject: Subject, sender: Sender, bucket_bytes: int) -> Iterator[None]:
+    """Weights go over a process group meanwhile, in pieces of this size."""
+    engine: Any = subject.engine
+    subject.sender, engine.bucket_bytes = SenderClient(sender), bucket_bytes
+    try:
+        yield
+    finally:
+        subject.sender = None
+        del engine.bucket_bytes
 
 
 def patiently(subject: Subject, work: Coroutine[Any, Any, T]) -> T:
@@ -135,6 +166,19 @@ def test_prompts_of_more_tokens_than_one_step_takes_are_generated_with_their_see
     assert_exact(subject, asked, tolerance)
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_weights_over_a_process_group_are_exact_in_one_bucket_and_in_many(
+    tied: bool, request: pytest.FixtureRequest, sender: Sender, tolerance: float, tmp_path: Path
+) -> None:
+    chosen = request.getfixturevalue("subject" if tied else "untied_subject")
+    size = sum(parameter.nbytes for parameter in chosen.reference.parameters())
+    for bucket_bytes in (size // 5, 2**30):
+        with sending(chosen, sender, bucket_bytes):
+            check_updates(chosen, tolerance, tmp_path / f"over-{bucket_bytes}", tie_embeddings=tied)
+    assert len(sender._groups) >= 1, "the group is kept for the next update"
+    check_updates(chosen, tolerance, tmp_path / "file", tie_embeddings=tied)  # and a file still works
+
+
 @pytest.mark.faults
 def test_kill_9_of_the_server_in_mid_generation_changes_no_result(subject: Subject, tolerance: float) -> None:
     asked = [request(p, seed=i, max_new_tokens=200) for i, p in enumerate(prompts(16, seed=21))]
@@ -166,22 +210,21 @@ def test_kill_9_of_an_inner_process_of_an_idle_server_is_survived(subject: Subje
 
 
 @pytest.mark.faults
+@pytest.mark.parametrize("by", ["file", "broadcast"])
 def test_kill_9_of_the_server_in_mid_push_ends_with_the_new_weights(
-    subject: Subject, tolerance: float, tmp_path: Path
+    by: str, subject: Subject, sender: Sender, tolerance: float, tmp_path: Path
 ) -> None:
     folder = write_tiny_model(tmp_path / "new", seed=55)
     publish_head(folder)
     processes = processes_of(subject)
-
-    async def kill() -> None:
-        await asyncio.sleep(0.01)
-        processes[1].kill()
-
     subject.version += 1
-    source = WeightSource(str(folder), subject.version)
+    source = WeightSource(str(folder), subject.version, sender=SenderClient(sender) if by == "broadcast" else None)
 
     async def push() -> None:
-        await asyncio.gather(subject.engine.load_weights(source), kill())
+        pushing = asyncio.ensure_future(subject.engine.load_weights(source))
+        await asyncio.sleep(0.01 if by == "file" else 0.05)
+        processes[1].kill()
+        await pushing
 
     patiently(subject, push())
     subject.reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()

@@ -9,7 +9,7 @@ import pytest
 from tests.engines.real_servers import *  # noqa: F403
 from tqppo.contracts.rollout import *  # noqa: F403
 
-from tests.engines.real_servers import subject, untied_subject  # noqa: F401  isort: skip  (they replace the suite's own)
+from tests.engines.real_servers import sender, subject, untied_subject  # noqa: F401  isort: skip  (they replace the suite's own)
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(1200)]
 

@@ -12,9 +12,16 @@ from tqppo.protocols import EngineCapabilities
 
 BUILT_IN: dict[str, EngineCapabilities] = {
     "embedded": EngineCapabilities(score_top_k=2**31 - 1, deterministic=True),
-    "vllm": EngineCapabilities(score_top_k=1024, needs_environment=True, attach=True, tensor_parallel=True),
+    "vllm": EngineCapabilities(
+        score_top_k=1024, needs_environment=True, attach=True, tensor_parallel=True, broadcast=True
+    ),
     "sglang": EngineCapabilities(
-        score_top_k=1024, needs_environment=True, attach=True, tensor_parallel=True, joint_filters=True
+        score_top_k=1024,
+        needs_environment=True,
+        attach=True,
+        tensor_parallel=True,
+        broadcast=True,
+        joint_filters=True,
     ),
 }
 

@@ -59,6 +59,7 @@ def engine_has_what_is_asked(context: Context) -> Iterator[Diagnostic]:
         "tensor_parallel": (rollout.tensor_parallel > 1 and not able.tensor_parallel, "cannot split a model over GPUs"),
         "endpoints": (bool(rollout.endpoints) and not able.attach, "runs in our own process, and has no servers"),
         "python": (bool(rollout.python) and not able.needs_environment, "needs no environment of its own"),
+        "weight_sync": (rollout.weight_sync == "broadcast" and not able.broadcast, "joins no process group"),
         "engine_args": (bool(rollout.engine_args) and not able.needs_environment, "takes no engine_args"),
     }
     for name, (lacking, why) in asked.items():

@@ -152,6 +152,8 @@ class RolloutSection(Section):
     """How long one request may take."""
     max_restarts: NonNegative = 3
     """How often a dead replica is started again before the run ends."""
+    weight_sync: Literal["auto", "file", "broadcast"] = "auto"
+    """How new weights reach engines: as a file, by broadcast (vllm, sglang), or auto: by broadcast between nodes."""
     verify_weights: bool = True
     """After each weight sync, compare the engine's log-probabilities of a probe with the trainer's."""
     timeout_s: PositiveFloat = 1800.0

@@ -21,7 +21,16 @@ from transformers import AutoModelForCausalLM
 
 from tqppo import plugins
 from tqppo.errors import EngineError
-from tqppo.protocols import Completion, EngineSpec, Request, RolloutEngine, Sampling, Scores, WeightSource
+from tqppo.protocols import (
+    Completion,
+    EngineSpec,
+    Request,
+    RolloutEngine,
+    Sampling,
+    Scores,
+    WeightSender,
+    WeightSource,
+)
 from tqppo.workers.tiny import byte_tokenizer, write_tiny_model
 
 T = TypeVar("T")
@@ -47,6 +56,7 @@ class Subject:
         self.folder = folder
         self.loop = loop
         self.version = 0
+        self.sender: WeightSender | None = None
         self.reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -68,7 +78,7 @@ class Subject:
     def load(self, folder: Path) -> None:
         """Other weights, in the engine and in the reference."""
         self.version += 1
-        self.run(self.engine.load_weights(WeightSource(str(folder), self.version)))
+        self.run(self.engine.load_weights(WeightSource(str(folder), self.version, sender=self.sender)))
         self.reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
     @torch.no_grad()

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
+from urllib.parse import urlsplit
 
 import ray
 
@@ -13,6 +14,7 @@ from tqppo.errors import DeadlineExceeded, EngineError, TqppoError
 from tqppo.prompts import Prompt
 from tqppo.protocols import WeightSource
 from tqppo.queue.client import Queue
+from tqppo.rollout.sender import SenderClient, start_sender, stop_sender
 from tqppo.rollout.worker import Assignment, Probe, RolloutSpec, RolloutWorker
 
 
@@ -27,6 +29,8 @@ class RolloutPool:
         self.queue = queue
         self.timeout_s = timeout_s
         self.workers: list[Any] = []
+        self.nodes: list[str] = []  # of each worker, in Ray's names
+        self.sender: tuple[str, Any] | None = None  # node, actor
 
     def start(self, *, cpus: float = 1.0, gpus: float = 0.0) -> None:
         remote = ray.remote(RolloutWorker)
@@ -37,7 +41,7 @@ class RolloutPool:
     def ready(self) -> None:
         """Wait until every replica can generate."""
         deadline = max(spec.engine.start_timeout_s for spec in self.specs) + 60
-        wait_for(self.starting, deadline, "starting the rollout engines")
+        self.nodes = wait_for(self.starting, deadline, "starting the rollout engines")
 
     def generate(self, prompts: Sequence[tuple[int, Prompt]], task: Assignment) -> None:
         """Sample these (order, prompt) pairs; every group is in the queue afterwards, or this raises."""
@@ -50,8 +54,27 @@ class RolloutPool:
         wait_for(calls, self.timeout_s, "the rollout", lambda: self._missing(uids, task.partition))
 
     def load_weights(self, source: WeightSource, probe: Probe | None = None) -> None:
-        calls = [worker.load_weights.remote(source, probe) for worker in self.workers]
+        calls = [
+            worker.load_weights.remote(self._for(source, spec, node), probe)
+            for worker, spec, node in zip(self.workers, self.specs, self.nodes, strict=True)
+        ]
         wait_for(calls, self.timeout_s, f"loading weights of version {source.version}")
+
+    def _for(self, source: WeightSource, spec: RolloutSpec, node: str) -> WeightSource:
+        """The source as it is to an engine that can open its folder, else with somebody to ask for it."""
+        is_reachable = source.node in ("", node) and is_local(spec.engine.endpoint)
+        if is_reachable and spec.weight_sync != "broadcast":
+            return source
+        home = source.node or node
+        if self.sender is None or self.sender[0] != home:
+            self._stop_sender()
+            self.sender = (home, start_sender(home))
+        return replace(source, sender=SenderClient(self.sender[1]))
+
+    def _stop_sender(self) -> None:
+        if self.sender is not None:
+            stop_sender(self.sender[1])
+            self.sender = None
 
     def close(self) -> None:
         """End every replica, in peace if it answers and by force otherwise."""
@@ -61,6 +84,7 @@ class RolloutPool:
         for worker in self.workers:
             ray.kill(worker)
         self.workers = []
+        self._stop_sender()
 
     def _missing(self, uids: Sequence[str], partition: str) -> str:
         known = set(self.queue.list(partition, where={"is_prompt": True}).keys)
@@ -70,6 +94,12 @@ class RolloutPool:
             f"{len(missing)} of {len(uids)} prompts are missing: {shown}. Raise rollout.timeout_s if the engine is "
             "merely slow; its log is in the run's folder"
         )
+
+
+def is_local(endpoint: str) -> bool:
+    """Whether a server that already runs is on its worker's node; started ones always are."""
+    host = urlsplit(endpoint).hostname or "localhost"
+    return host == "localhost" or host.startswith("127.") or host == "::1"
 
 
 def wait_for(calls: list[Any], timeout_s: float, who: str, missing: Callable[[], str] = str) -> list[Any]:

@@ -12,6 +12,7 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
+import ray
 import torch
 
 from tqppo import plugins
@@ -22,7 +23,9 @@ from tqppo.protocols import EngineSpec, RolloutEngine, Sampling, WeightSource
 from tqppo.queue.client import Queue
 from tqppo.queue.meta import Jagged
 from tqppo.rewards import Scorer, ScorerSpec
+from tqppo.rollout.copies import Copies
 from tqppo.rollout.loops import AgentLoop, Session, Trajectory, load_loop
+from tqppo.rollout.sender import meeting_place
 
 ANSWER_CHARACTERS = 200  # of a validation answer, kept in its tag for maj@k
 GATHER_S = 0.05  # how long a finished group waits for others to share its put: every put costs calls between processes
@@ -40,6 +43,7 @@ class RolloutSpec:
     agent_args: dict[str, Any] = field(default_factory=dict)
     max_trajectories: int = 1
     trust_remote_code: bool = False
+    weight_sync: str = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +86,13 @@ class RolloutWorker:
     def __init__(self, spec: RolloutSpec, queue: Queue) -> None:
         self.spec = spec
         self.queue = queue
-        self.engine: RolloutEngine = plugins.load("rollout", spec.backend)(spec.engine)
+        engine = replace(spec.engine, interface=meeting_place()[1])
+        self.engine: RolloutEngine = plugins.load("rollout", spec.backend)(engine)
+        self.copies = Copies()
         self.loop: AgentLoop = load_loop(spec.agent, dict(spec.agent_args))
 
-    async def start(self) -> None:
+    async def start(self) -> str:
+        """Returns Ray's name of this node."""
         from transformers import AutoTokenizer
 
         self.tokenizer = AutoTokenizer.from_pretrained(
@@ -93,6 +100,7 @@ class RolloutWorker:
         )
         self.scorer = Scorer(self.spec.reward)
         await self.engine.start()
+        return ray.get_runtime_context().get_node_id() if ray.is_initialized() else ""
 
     async def generate(self, prompts: Sequence[tuple[int, Prompt]], task: Assignment) -> None:
         """Sample every session of these (order, prompt) pairs; returns when all groups are in the queue."""
@@ -151,6 +159,9 @@ class RolloutWorker:
 
     async def load_weights(self, source: WeightSource, probe: Probe | None) -> None:
         """Take the new weights; with a probe, prove that they are the trainer's."""
+        broadcasts = self.engine.capabilities.broadcast and self.spec.weight_sync != "file"
+        if source.sender is not None and not broadcasts:
+            source = await self.copies.fetch(source, source.sender)
         await self.engine.load_weights(source)
         if probe is not None:
             await verify_logprobs(self.engine, probe.tokens, probe.logprobs, probe.tolerance)
@@ -159,6 +170,7 @@ class RolloutWorker:
         try:
             await self.engine.close()
         finally:
+            self.copies.close()
             if hasattr(self, "scorer"):
                 self.scorer.close()
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+import ray
 import torch
 from torch import Tensor, nn
 
@@ -169,7 +171,8 @@ class Actor(Learner):
     def publish(self, version: int) -> WeightSource:
         """The weights as a Hugging Face folder in shared memory, for engines on this node to map or reload."""
         is_writer = self.ranks.rank == 0
-        return self.publisher.publish(self._policy(), self.dtype, version, is_writer=is_writer)
+        source = self.publisher.publish(self._policy(), self.dtype, version, is_writer=is_writer)
+        return replace(source, node=ray.get_runtime_context().get_node_id() if ray.is_initialized() else "")
 
     @remote()
     def export(self, folder: str) -> None:
