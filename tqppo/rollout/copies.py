@@ -9,6 +9,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
+from tqppo.cluster import PUBLISH_PREFIX
 from tqppo.protocols import WeightSender, WeightSource
 
 PIECE_BYTES = 64 * 1024**2  # of one object in Ray's store
@@ -24,7 +25,7 @@ class Copies:
     async def fetch(self, source: WeightSource, sender: WeightSender) -> WeightSource:
         if self._root is None:
             shared = "/dev/shm" if os.path.isdir("/dev/shm") else None
-            self._root = Path(tempfile.mkdtemp(prefix=f"tqppo-copies-{os.getpid()}-", dir=shared))
+            self._root = Path(tempfile.mkdtemp(prefix=f"{PUBLISH_PREFIX}{os.getpid()}-", dir=shared))
         draft = self._root / "draft"
         if len(self._folders) >= 2:
             os.rename(self._folders.pop(0), draft)  # its pages are written again
