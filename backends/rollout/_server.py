@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from tqppo import engines
+from tqppo.config.capabilities import argument_name, instead_of
 from tqppo.errors import BackendError, EngineError, PreflightError, TqppoError
 from tqppo.protocols import (
     Bucket,
@@ -122,7 +123,6 @@ class ServerEngine:
 
     backend: ClassVar[str]
     capabilities: ClassVar[EngineCapabilities]
-    owned: ClassVar[frozenset[str]]  # arguments that only tqppo sets
     negatable: ClassVar[bool] = False
     grace_s: ClassVar[float] = 5.0  # between SIGTERM and SIGKILL
     bucket_bytes = BUCKET_BYTES
@@ -389,13 +389,11 @@ class ServerEngine:
         return server
 
     def _checked(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        named = {name.lstrip("-").replace("_", "-"): value for name, value in arguments.items()}
-        if wrong := sorted(self.owned & named.keys()):
-            raise PreflightError(
-                f"rollout.engine_args sets {', '.join(wrong)}, which tqppo sets itself for {self.backend}; "
-                "leave it out (model, dtype, host and sizes have their own settings under [model] and [rollout])"
-            )
-        return named
+        """As `validate-config` does; an engine may be made without a config."""
+        for name in arguments:
+            if instead := instead_of(self.backend, name):
+                raise PreflightError(f"engine_args sets {name}, which tqppo sets itself for {self.backend}: {instead}")
+        return {argument_name(name): value for name, value in arguments.items()}
 
     def _check_label(self, found: set[str]) -> None:
         """What the server says its answer was made by, against what we loaded."""

@@ -31,17 +31,11 @@ CPU_SUPPORT = Path(__file__).parent / "sglang_cpu"
 CPU_KV_BYTES = 256 * 1024**2
 MASK_TOKENS = 32_768  # most tokens that may be left after top-k and top-p
 FINISH: Mapping[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
-OWNED = (
-    "model-path model served-model-name host port dtype device api-key admin-api-key skip-tokenizer-init "
-    "context-length max-running-requests tensor-parallel-size tp-size mem-fraction-static trust-remote-code "
-    "random-seed enable-deterministic-inference enable-memory-saver sampling-mask-max-tokens"
-)
 
 
 class SGLangRollout(ServerEngine):
     backend = "sglang"
     capabilities: ClassVar[EngineCapabilities] = BUILT_IN["sglang"]
-    owned = frozenset(OWNED.split())
     grace_s = 0.0  # asked to end, it sleeps for seconds and then kills its own processes
 
     def command(self, python: str, port: int) -> list[str]:

@@ -21,17 +21,11 @@ from ._server import CONTROL_TIMEOUT_S, ServerEngine
 GUARD = Path(__file__).parent / "vllm_guard"
 CPU_KV_BYTES, CPU_STEP_TOKENS = 256 * 1024**2, 4096
 FINISH: Mapping[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
-OWNED = (
-    "model served-model-name host port dtype api-key middleware logprobs-mode max-logprobs max-model-len max-num-seqs "
-    "tokens-only skip-tokenizer-init generation-config enable-sleep-mode tensor-parallel-size gpu-memory-utilization "
-    "trust-remote-code seed worker-extension-cls"
-)
 
 
 class VLLMRollout(ServerEngine):
     backend = "vllm"
     capabilities: ClassVar[EngineCapabilities] = BUILT_IN["vllm"]
-    owned = frozenset(OWNED.split())
     negatable = True
 
     def command(self, python: str, port: int) -> list[str]:

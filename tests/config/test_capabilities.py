@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tqppo.config.capabilities import capabilities_of
+from tqppo.config.capabilities import OURS, OWNED, capabilities_of
 from tqppo.config.check_engines import installed
 from tqppo.config.compile import compile_config
+from tqppo.config.schema import slots
 from tqppo.protocols import EngineCapabilities
 
 
@@ -44,3 +45,14 @@ def test_an_engine_that_nobody_installed_is_unknown() -> None:
     assert capabilities_of("acme") is None
     (found,) = compile_config(None, [], ["rollout.backend=acme"], {}).diagnostics
     assert found.code == "E401"
+
+
+def test_settings_that_are_named_instead_of_an_engines_argument_exist() -> None:
+    for backend, owned in OWNED.items():
+        for name, setting in owned.items():
+            assert setting == OURS or setting.partition(",")[0] in slots(), (backend, name)
+            found = compile_config(None, [], [f"rollout.backend={backend}", f"rollout.engine_args.{name}=1"], {})
+            assert [each.code for each in found.diagnostics] == ["E417"], name
+        assert compile_config(None, [], [f"rollout.backend={backend}", "rollout.engine_args.other=1"], {}).ok
+    teacher = ["mode=distill", "teachers.t.path=p", "teachers.t.backend=vllm", "teachers.t.engine_args.port=1"]
+    assert "E417" in [each.code for each in compile_config(None, [], teacher, {}).diagnostics]

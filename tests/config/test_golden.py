@@ -122,6 +122,10 @@ CASES: dict[str, Case] = {
     "filter-before-the-score": Case('[algorithm]\nfilter_groups = true\n[reward_model]\npath = "rm"\n'),
     # engines and teachers
     "engine-lacks-it": Case('[rollout]\nbackend = "embedded"\ntensor_parallel = 2\nendpoints = ["localhost:8000"]\n'),
+    "engine-argument-of-ours": Case(
+        '[rollout]\nbackend = "vllm"\nengine_args = { max_num_seqs = 8, enforce-eager = true }\n',
+        sets=("rollout.engine_args.port=1",),
+    ),
     "heads-too-small-to-serve": Case('[model]\nnum_heads = 8\n[rollout]\nbackend = "vllm"\n'),
     "too-few-gpus": Case("[cluster]\ngpus_per_node = 4\n[actor]\nranks = 8\n"),
     "no-teacher": Case('mode = "distill"\n'),

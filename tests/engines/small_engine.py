@@ -19,7 +19,6 @@ ServerEngine: Any = plugins.load("rollout", "vllm").__mro__[1]
 class SmallEngine(ServerEngine):
     backend = "vllm"  # any that has an environment; the interpreter is given
     capabilities = EngineCapabilities()
-    owned = frozenset({"host", "port", "model"})
 
     def command(self, python: str, port: int) -> list[str]:
         script = Path(__file__).with_name("small_server.py")

@@ -55,7 +55,7 @@ def test_a_users_argument_replaces_ours(engine_class: Any, tiny_model: Path) -> 
 @pytest.mark.parametrize("engine_class", [VLLM, SGLANG])
 @pytest.mark.parametrize("name", ["port", "host", "dtype", "--api-key", "served_model_name", "trust-remote-code"])
 def test_arguments_that_tqppo_sets_itself_are_refused_by_name(engine_class: Any, name: str, tiny_model: Path) -> None:
-    with pytest.raises(PreflightError, match=name.strip("-").replace("_", "-")):
+    with pytest.raises(PreflightError, match=name):
         engine_class(spec(tiny_model, engine_args={name: "x"}))
 
 

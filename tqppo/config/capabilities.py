@@ -25,6 +25,66 @@ BUILT_IN: dict[str, EngineCapabilities] = {
     ),
 }
 
+OURS = "delete it: tqppo needs it as it sets it"
+OWNED: dict[str, dict[str, str]] = {
+    "vllm": {
+        "model": "model.path",
+        "served-model-name": OURS,
+        "host": "rollout.host",
+        "port": OURS,
+        "dtype": "model.dtype",
+        "api-key": "rollout.host, which makes a token when it is not loopback",
+        "middleware": OURS,
+        "logprobs-mode": OURS,
+        "max-logprobs": OURS,
+        "max-model-len": "rollout.max_context_tokens",
+        "max-num-seqs": "rollout.max_running",
+        "tokens-only": OURS,
+        "skip-tokenizer-init": OURS,
+        "generation-config": OURS,
+        "enable-sleep-mode": OURS,
+        "tensor-parallel-size": "rollout.tensor_parallel",
+        "gpu-memory-utilization": "rollout.memory_fraction",
+        "trust-remote-code": "model.trust_remote_code",
+        "seed": "run.seed",
+        "worker-extension-cls": OURS,
+    },
+    "sglang": {
+        "model-path": "model.path",
+        "model": "model.path",
+        "served-model-name": OURS,
+        "host": "rollout.host",
+        "port": OURS,
+        "dtype": "model.dtype",
+        "device": OURS,
+        "api-key": "rollout.host, which makes a token when it is not loopback",
+        "admin-api-key": OURS,
+        "skip-tokenizer-init": OURS,
+        "context-length": "rollout.max_context_tokens",
+        "max-running-requests": "rollout.max_running",
+        "tensor-parallel-size": "rollout.tensor_parallel",
+        "tp-size": "rollout.tensor_parallel",
+        "mem-fraction-static": "rollout.memory_fraction",
+        "trust-remote-code": "model.trust_remote_code",
+        "random-seed": "run.seed",
+        "enable-deterministic-inference": "run.deterministic",
+        "enable-memory-saver": OURS,
+        "sampling-mask-max-tokens": OURS,
+    },
+}
+"""Arguments of the servers that tqppo sets itself, and the setting to use instead."""
+
+
+def argument_name(written: str) -> str:
+    """`--max_num_seqs` and `max-num-seqs` are the same argument."""
+    return written.lstrip("-").replace("_", "-")
+
+
+def instead_of(backend: str, written: str) -> str:
+    """What to do instead of this entry of engine_args; empty where it is the user's to set."""
+    setting = OWNED.get(backend, {}).get(argument_name(written), "")
+    return setting if setting in ("", OURS) else f"use {setting}"
+
 
 def capabilities_of(name: str) -> EngineCapabilities | None:
     """None for an engine that declares nothing: then nothing is assumed about it."""

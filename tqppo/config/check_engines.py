@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import cache
 
 from tqppo import plugins, tasks
-from tqppo.config.capabilities import BUILT_IN, capabilities_of
+from tqppo.config.capabilities import BUILT_IN, capabilities_of, instead_of
 from tqppo.config.checks import Context, check, nearest_numbers
 from tqppo.config.diagnostics import Diagnostic
 from tqppo.config.nearest import did_you_mean, nearest
@@ -72,6 +72,16 @@ def engine_has_what_is_asked(context: Context) -> Iterator[Diagnostic]:
                 allowed=f"with {' or '.join(others)}",
                 fix=f'delete rollout.{name}, or set rollout.backend = "{others[0]}"',
             )
+
+
+@check("rollout.backend", "rollout.engine_args")
+def engine_args_are_the_users_to_set(context: Context) -> Iterator[Diagnostic]:
+    backend = context.config.rollout.backend
+    for name in context.config.rollout.engine_args:
+        if fix := instead_of(backend, name):
+            keys = (f"rollout.engine_args.{name}", "rollout.backend")
+            message = f"rollout.engine_args: tqppo itself sets the {name} of {backend}"
+            yield context.report("E417", message, keys, found=name, fix=fix, on_key=True)
 
 
 @check("rollout.backend", "run.deterministic")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from math import ceil
 from pathlib import Path
 
-from tqppo.config.capabilities import BUILT_IN, capabilities_of
+from tqppo.config.capabilities import BUILT_IN, capabilities_of, instead_of
 from tqppo.config.check_engines import unknown_backend
 from tqppo.config.checks import Context, check
 from tqppo.config.diagnostics import Diagnostic
@@ -153,6 +153,12 @@ def _teacher_features(context: Context, name: str) -> Iterator[Diagnostic]:
             allowed="with vllm or sglang",
             fix=f'delete {key}, or set teachers.{name}.backend = "vllm"',
         )
+    for argument in teacher.engine_args:
+        if instead_of(teacher.backend, argument):
+            key = f"teachers.{name}.engine_args.{argument}"
+            message = f"teachers.{name}.engine_args: tqppo itself sets the {argument} of {teacher.backend}"
+            fix = f"delete it: what a teacher can be told stands in [teachers.{name}]"
+            yield context.report("E417", message, (key,), found=argument, fix=fix, on_key=True)
 
 
 def _top_k(context: Context, name: str, most: int) -> Iterator[Diagnostic]:
