@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import ray
@@ -9,7 +10,18 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from tqppo.errors import DataLost
 from tqppo.protocols import StorageSpec
-from tqppo.queue.calls import GRACE_S, START_S, Remote
+from tqppo.queue.calls import GRACE_S, START_S, Pulse, Remote, Silence
+
+
+class NodeActor:
+    """What every such actor answers."""
+
+    def ready(self) -> bool:
+        return True
+
+    @ray.method(concurrency_group="pulse")  # a thread of its own: answered whatever else is under way
+    def ping(self) -> None:
+        return None
 
 
 class NodeActors:
@@ -19,6 +31,7 @@ class NodeActors:
         self.spec = spec
         self._started: dict[str, Any] = {}
         self._found: dict[str, Any] = {}
+        self._pulses: dict[str, Pulse] = {}
 
     async def start(self, node: str, actor_class: type, *args: Any) -> None:
         """Start the node's actor and wait until it is ready; it takes no CPU from the plan."""
@@ -26,9 +39,11 @@ class NodeActors:
             "name": self._name(node),
             "num_cpus": 0,
             "max_concurrency": 4,  # a large copy does not hold up small requests
+            "concurrency_groups": {"pulse": 1},
             "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False),
         }
-        actor: Any = ray.remote(actor_class).options(**options).remote(*args)
+        make: Any = ray.remote
+        actor = make(**options)(actor_class).remote(*args)
         await Remote(actor.ready.remote(), who(node), max(self.spec.timeout_s, START_S))
         self._started[node] = self._found[node] = actor
 
@@ -47,13 +62,21 @@ class NodeActors:
                 raise DataLost(f"{who(node)} is gone") from error
         return self._found[node]
 
+    def ask(self, node: str, method: str, *args: Any) -> Remote:
+        """Call the node's actor; that it is dead or silent shows within seconds, however long the answer may take."""
+        reply = getattr(self.of(node), method).remote(*args)
+        return Remote(reply, who(node), self.spec.timeout_s, [self.pulse(node)])
+
+    def pulse(self, node: str) -> Pulse:
+        if node not in self._pulses:
+            self._pulses[node] = Pulse(lambda: self.of(node).ping.remote())
+        return self._pulses[node]
+
     async def close(self) -> None:
-        """End the actors that were started here; one that is dead already leaves nothing to do."""
+        """End the actors that were started here; one that is dead or silent has nothing to say about it."""
         for node, actor in self._started.items():
-            try:
+            with contextlib.suppress(DataLost, Silence):
                 await Remote(actor.close.remote(), who(node), GRACE_S)
-            except DataLost:
-                continue
             ray.kill(actor)
         self._started = {}
 

@@ -8,9 +8,8 @@ from collections.abc import Collection, Sequence
 from tqppo.errors import DataLost
 from tqppo.protocols import Locator, StorageSpec
 from tqppo.queue.block import Block, BlockView, Bytes, parse
-from tqppo.queue.calls import Remote
 
-from .nodes import NodeActors, this_node, who
+from .nodes import NodeActor, NodeActors, this_node
 from .segments import Segments, remove_run
 
 Request = tuple[str, str, int]  # file, block, bytes
@@ -46,16 +45,13 @@ class SimpleStorage:
             else:
                 elsewhere.setdefault(locator.node, []).append(i)
         replies = {
-            node: self._served(node, [_request(locators[i]) for i in places], columns)
+            node: self._servers.ask(node, "read", [_request(locators[i]) for i in places], columns)
             for node, places in elsewhere.items()
         }
         for node, places in elsewhere.items():
             for i, sent in zip(places, await replies[node], strict=True):
                 found[i] = None if sent is None else BlockView(parse(sent[0]), pieces=sent[1], writable=False)
         return found
-
-    def _served(self, node: str, requests: list[Request], columns: Sequence[str] | None) -> Remote:
-        return Remote(self._servers.of(node).read.remote(requests, columns), who(node), self.spec.timeout_s)
 
     def free(self, locators: Sequence[Locator]) -> None:
         elsewhere: dict[str, list[str]] = {}
@@ -93,16 +89,13 @@ class SimpleStorage:
         return self._segments
 
 
-class Server:
+class Server(NodeActor):
     """The actor of a node: owns the node's files if nobody does yet, and sends blocks to readers on other nodes."""
 
     def __init__(self, spec: StorageSpec, node: str) -> None:
         name = folder_name(spec, node)
         owned = Segments.find(name, spec.budget_bytes, spec.dir)
         self._segments = owned or Segments.create(name, spec.budget_bytes, spec.dir)
-
-    def ready(self) -> bool:
-        return True
 
     def read(self, requests: Sequence[Request], columns: Sequence[str] | None) -> list[Pieces | None]:
         found = [self._segments.read(*request) for request in requests]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import uuid
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -132,8 +132,11 @@ class Queue:
         block, store = encode(columns, batch.keys), await self._storage()
         if self._spare < 4 * block.num_bytes:  # memory is (or may be) short: do not write before there is room
             await self._ask("room", this_place(self.spec), block.num_bytes, timeout_s=timeout_s)
-        locator = await store.write(block)
         names = tuple(columns)
+        try:
+            locator = await store.write(block)
+        except (DataLost, Silence) as error:
+            raise DataLost(f"columns {', '.join(names)} of {_rows_of(batch)} were not put: {error}") from error
         answer = await self._ask("publish", batch.partition, batch.keys, sent, names, locator, timeout_s=timeout_s)
         self._spare = answer["spare"]
         stored = batch.tags if isinstance(keys, BatchMeta) and tags is None else answer["tags"] or batch.tags
@@ -223,8 +226,7 @@ class Queue:
             columns += names if rows else []
         nodes = sorted({located.blocks[i][1].node for i in gone})
         return DataLost(
-            f"columns {', '.join(columns)} of rows {shorten(keys)} of partition {batch.partition!r} are lost "
-            f"with node {', '.join(nodes)}: {why}"
+            f"columns {', '.join(columns)} of {_rows_of(batch, keys)} are lost with node {', '.join(nodes)}: {why}"
         )
 
     async def _compact(self, block: int) -> None:
@@ -260,6 +262,10 @@ def _new_batch(partition: str, keys: Sequence[str], tags: Sequence[Tags] | None)
     if len(set(keys)) != len(keys):
         raise QueueError(f"keys appear twice in one put: {shorten(duplicates(keys))}")
     return BatchMeta(partition, tuple(keys), tuple(tags or ()))
+
+
+def _rows_of(batch: BatchMeta, keys: Collection[str] | None = None) -> str:
+    return f"rows {shorten(batch.keys if keys is None else keys)} of partition {batch.partition!r}"
 
 
 def this_place(spec: StorageSpec) -> str:

@@ -12,7 +12,7 @@ from tqppo import plugins
 from tqppo.errors import QueueError
 from tqppo.protocols import Locator, Storage, StorageSpec
 from tqppo.queue import wire
-from tqppo.queue.calls import GRACE_S, Remote, Waiting, run
+from tqppo.queue.calls import GRACE_S, Pulse, Remote, Waiting, run
 from tqppo.queue.index import Index
 
 _METHODS = frozenset({
@@ -80,6 +80,9 @@ class IndexActor:
     async def call(self, method: str, args: tuple[Any, ...], timeout_s: float) -> Any:
         return await self._service.call(method, args, timeout_s)
 
+    async def ping(self) -> None:
+        return None
+
     async def collect(self, ticket: int) -> Any:
         return self._desk.collect(ticket)
 
@@ -127,6 +130,8 @@ class RayLink:
         self._actor = actor
         self._wire = wire.Wire(spec)
         self._is_near: bool | None = None
+        self._pulse = Pulse(lambda: self._handle().ping.remote())
+        self._is_up = True
 
     @staticmethod
     def start(storage: str, spec: StorageSpec) -> RayLink:
@@ -135,21 +140,27 @@ class RayLink:
         here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(link.node, soft=False)
         options = {"name": link.name, "num_cpus": 0, "max_concurrency": 10_000, "scheduling_strategy": here}
         link._actor = ray.remote(IndexActor).options(**options).remote(storage, spec)
+        link._is_up = False
         return link
 
     async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
         if self._is_near is None:
             self._is_near = this_node() == self.node
-        exchange = self._wire.call(method, args, timeout_s, GRACE_S) if self._is_near else None
+        exchange = self._wire.call(method, args, timeout_s, GRACE_S, [self._pulse]) if self._is_near else None
         if exchange is None:
-            return await Remote(self._handle().call.remote(method, args, timeout_s), wire.WHO, timeout_s + GRACE_S)
+            return await self._actor_call("call", method, args, timeout_s, timeout_s=timeout_s + GRACE_S)
         try:
             return await exchange
         except wire.NotPlain as answer:
-            return await Remote(self._handle().collect.remote(answer.ticket), wire.WHO, GRACE_S)
+            return await self._actor_call("collect", answer.ticket, timeout_s=GRACE_S)
 
-    def join(self, node: str, *, timeout_s: float) -> Remote:
-        return Remote(self._handle().join.remote(node), wire.WHO, timeout_s)
+    async def join(self, node: str, *, timeout_s: float) -> None:
+        await self._actor_call("join", node, timeout_s=timeout_s)
+        self._is_up = True
+
+    def _actor_call(self, method: str, *args: Any, timeout_s: float) -> Remote:
+        pulses = [self._pulse] if self._is_up else []  # a process that is being started has none yet
+        return Remote(getattr(self._handle(), method).remote(*args), wire.WHO, timeout_s, pulses)
 
     def close(self) -> None:
         self._wire.close()

@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 
 from tqppo import errors
-from tqppo.errors import DataLost, TqppoError
+from tqppo.errors import TqppoError
 from tqppo.protocols import Locator, StorageSpec
-from tqppo.queue.calls import Reply, Silence
+from tqppo.queue.calls import NOT_YET, Distant, Pulse
 from tqppo.queue.index import Located
 
 METHODS = frozenset({"publish", "tag", "clear", "locate", "list", "stats"})
@@ -155,7 +155,9 @@ class Wire:
         self._process = os.getpid()
         self._not_plain: set[str] = set()
 
-    def call(self, method: str, args: Sequence[Any], timeout_s: float, grace_s: float) -> Exchange | None:
+    def call(
+        self, method: str, args: Sequence[Any], timeout_s: float, grace_s: float, pulses: Sequence[Pulse] = ()
+    ) -> Exchange | None:
         """None: this call is not for the wire."""
         if method not in METHODS or method in self._not_plain:
             return None
@@ -164,7 +166,7 @@ class Wire:
         except TypeError:
             return None
         connection = self._connection()
-        return None if connection is None else Exchange(self, connection, frame, method, timeout_s + grace_s)
+        return None if connection is None else Exchange(self, connection, frame, method, timeout_s + grace_s, pulses)
 
     def _connection(self) -> socket.socket | None:
         if self._process != os.getpid():  # after a fork, the parent's connections are not ours
@@ -197,55 +199,48 @@ class Wire:
             self._idle.pop().close()
 
 
-class Exchange(Reply):
+class Exchange(Distant):
     """One question and its answer. A connection that failed, or whose answer may still come, is not used again."""
 
     def __init__(
-        self, wire: Wire, connection: socket.socket, frame: bytes, method: str, timeout_s: float
+        self, wire: Wire, connection: socket.socket, frame: bytes, method: str, timeout_s: float,
+        pulses: Sequence[Pulse] = (),
     ) -> None:  # fmt: skip
-        self.wire, self.connection, self.frame, self.method, self.timeout_s = wire, connection, frame, method, timeout_s
+        super().__init__(WHO, timeout_s, pulses)
+        self.wire, self.connection, self.method = wire, connection, method
+        self._unsent, self._heard = memoryview(frame), bytearray()
 
-    def block(self) -> Any:
-        self.connection.settimeout(self.timeout_s)
+    def _attempt(self, seconds: float) -> Any:
+        deadline = time.monotonic() + seconds
         try:
-            self.connection.sendall(self.frame)
-            data = self._received(time.monotonic() + self.timeout_s)
-        except BaseException as error:
-            self.connection.close()
-            raise self._explained(error) from error
-        self.wire.take_back(self.connection)
-        return self.wire.read(data, self.method)
+            while self._unsent:
+                self.connection.settimeout(_until(deadline))
+                self._unsent = self._unsent[self.connection.send(self._unsent) :]
+            while (missing := _missing(self._heard)) > 0:
+                self.connection.settimeout(_until(deadline))
+                self._heard += _something(self.connection.recv(max(missing, _CHUNK)))
+        except TimeoutError:
+            return NOT_YET
+        return self._heard
 
-    def _received(self, deadline: float) -> bytes:
-        buffer = bytearray()
-        while (missing := _missing(buffer)) > 0:
-            self.connection.settimeout(max(0.001, deadline - time.monotonic()))
-            buffer += _heard(self.connection.recv(max(missing, _CHUNK)))
-        return bytes(buffer[_LENGTH.size :])
-
-    async def resolve(self) -> Any:
+    async def _answer(self) -> Any:
         self.connection.setblocking(False)
-        try:
-            data = await asyncio.wait_for(self._exchange(asyncio.get_running_loop()), self.timeout_s)
-        except BaseException as error:
-            self.connection.close()
-            raise self._explained(error) from error
+        loop = asyncio.get_running_loop()
+        await loop.sock_sendall(self.connection, self._unsent)
+        while (missing := _missing(self._heard)) > 0:
+            self._heard += _something(await loop.sock_recv(self.connection, max(missing, _CHUNK)))
+        return self._heard
+
+    def _taken(self, answer: bytearray) -> Any:
         self.wire.take_back(self.connection)
-        return self.wire.read(data, self.method)
+        return self.wire.read(bytes(answer[_LENGTH.size :]), self.method)
 
-    async def _exchange(self, loop: asyncio.AbstractEventLoop) -> bytes:
-        await loop.sock_sendall(self.connection, self.frame)
-        buffer = bytearray()
-        while (missing := _missing(buffer)) > 0:
-            buffer += _heard(await loop.sock_recv(self.connection, max(missing, _CHUNK)))
-        return bytes(buffer[_LENGTH.size :])
+    def _abandon(self) -> None:
+        self.connection.close()
 
-    def _explained(self, error: BaseException) -> BaseException:
-        if isinstance(error, (TimeoutError, asyncio.TimeoutError)):
-            return Silence(f"{WHO} did not answer within {self.timeout_s:g} s")
-        if isinstance(error, OSError):
-            return DataLost(f"{WHO} is gone: {error}")
-        return error
+
+def _until(deadline: float) -> float:
+    return max(0.001, deadline - time.monotonic())  # 0 would mean: do not wait at all
 
 
 def _missing(buffer: bytearray) -> int:
@@ -255,7 +250,7 @@ def _missing(buffer: bytearray) -> int:
     return _LENGTH.size + _LENGTH.unpack_from(buffer)[0] - len(buffer)
 
 
-def _heard(data: bytes) -> bytes:
+def _something(data: bytes) -> bytes:
     if not data:
         raise ConnectionError("it closed the connection")
     return data
