@@ -10,7 +10,7 @@ from tqppo import metrics
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(1500)]
 
 
-@pytest.mark.parametrize("backend", ["vllm", pytest.param("sglang", marks=pytest.mark.long)])
+@pytest.mark.parametrize("backend", ["vllm", "sglang"])
 def test_the_quickstart_trains_on_a_genuine_engine(cli: Cli, backend: str) -> None:
     smaller = ["data.batch_size=8", "actor.mini_batch_size=4", "rollout.group_size=4", "validation.num_prompts=8"]
     settings = [

@@ -37,7 +37,7 @@ def logprobs(
     from tqppo.doctor import render
     from tqppo.rollout.mismatch import measure
 
-    result = measure(compilation.config, num_prompts=prompts)
+    result = measure(compilation.config, num_prompts=prompts, announce=lambda what: typer.echo(f"{what} …", err=True))
     if as_json:
         emit_json(result.as_dict())
         return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,9 +20,12 @@ from tqppo.prompts import load as load_prompts
 from tqppo.protocols import Completion, EngineSpec, Request, Sampling
 
 
-def measure(config: Config, *, num_prompts: int) -> doctor.Mismatch:
+def measure(
+    config: Config, *, num_prompts: int, announce: Callable[[str], None] = lambda what: None
+) -> doctor.Mismatch:
     """Sample one completion for each of the first prompts, without top-k and top-p, and compare."""
     logging.disable_progress_bar()
+    announce("making the model" if config.model.path == "tiny" else "finding the model")
     with tempfile.TemporaryDirectory(prefix="tqppo-doctor-") as folder:
         model = _model(config, Path(folder) / "model")
         tokenizer = AutoTokenizer.from_pretrained(
@@ -35,7 +38,9 @@ def measure(config: Config, *, num_prompts: int) -> doctor.Mismatch:
         prompts = load_prompts(DataSpec.of(config.data), tokenizer, seed=config.run.seed)
         tokens = [prompts.prompt(index).tokens for index in range(min(num_prompts, len(prompts)))]
         sampling = replace(specs.sampling(config), top_p=1.0, top_k=0)
+        announce(f"starting the {config.rollout.backend} engine and sampling")
         completions = asyncio.run(_sample(config.rollout.backend, engine, tokens, sampling))
+        announce(f"scoring {sum(len(each.tokens) for each in completions)} tokens with the trainer's model")
         trainer = trainer_logprobs(model, tokens, completions, temperature=sampling.temperature)
     return doctor.compare(
         [completion.logprobs for completion in completions],
