@@ -80,7 +80,6 @@ def _declare_own() -> None:
         Column("teacher_ids", sequence, "int32", trailing=(None,), writer="teachers", readers=("actor",)),
         Column("teacher_logprobs", sequence, trailing=(None,), writer="teachers", readers=("actor",)),
         Column("old_logprobs", response, writer="actor", readers=("estimator", "actor")),
-        Column("entropy", response, writer="actor", readers=("estimator",)),
         Column("ref_logprobs", response, writer="reference", readers=("estimator", "actor")),
         Column("values", response, writer="critic", readers=("estimator", "critic")),
         Column("advantages", response, writer="estimator", readers=("actor",)),

@@ -14,6 +14,7 @@ from tqppo.errors import CheckpointError, DataError, PreflightError
 
 Message = dict[str, Any]
 Overlong = Literal["error", "drop", "truncate"]
+AT_ONCE = 1024  # rows in memory while all are checked
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,14 +107,19 @@ class PromptSet:
     def where(self, index: int) -> str:
         return self._rows.where(index)
 
-    def prompt(self, index: int, *, epoch: int = 0) -> Prompt:
-        """A row, whole, however long it is."""
-        row = self._rows.row(index)
-        messages = self._spec.messages(row)
-        text = self._render(messages)
-        tokens = self._tokenizer.encode(text, add_special_tokens=not self._spec.chat_template)
-        uid = f"{self._uid}-{epoch}-{index}"
-        return Prompt(uid, index, list(tokens), row.answer, row.source, row.extra, text, messages)
+    def prompt(self, index: int) -> Prompt:
+        return self.prompts([(0, index)])[0]
+
+    def prompts(self, places: Sequence[tuple[int, int]]) -> list[Prompt]:
+        """Rows by (epoch, index), whole, however long they are."""
+        rows = [self._rows.row(index) for _, index in places]
+        messages = [self._spec.messages(row) for row in rows]
+        texts = [self._render(each) for each in messages]
+        tokens = self._tokenizer(texts, add_special_tokens=not self._spec.chat_template)["input_ids"] if texts else []
+        return [
+            Prompt(f"{self._uid}-{epoch}-{index}", index, ids, row.answer, row.source, row.extra, text, said)
+            for (epoch, index), row, said, text, ids in zip(places, rows, messages, texts, tokens, strict=True)
+        ]
 
     def fit(self, prompt: Prompt) -> Prompt | None:
         """The prompt within the limit: itself, its last tokens, or None to leave it out, as `overlong` says."""
@@ -135,17 +141,19 @@ class PromptSet:
 
     def check(self) -> None:
         """Read every row and, where long prompts are errors, find the first of them now and not at step 700."""
-        for index in range(len(self)):
-            self.fit(self.prompt(index))
+        for begin in range(0, len(self), AT_ONCE):
+            for prompt in self.prompts([(0, index) for index in range(begin, min(begin + AT_ONCE, len(self)))]):
+                self.fit(prompt)
 
     def first(self, num_prompts: int) -> list[Prompt]:
         """The first prompts in the dataset's own order, for validation; fewer if there are fewer."""
         found: list[Prompt] = []
-        for index in range(len(self)):
-            if len(found) == num_prompts:
-                break
-            if (prompt := self.fit(self.prompt(index))) is not None:
-                found.append(prompt)
+        begin = 0
+        while len(found) < num_prompts and begin < len(self):
+            end = min(begin + num_prompts - len(found), len(self))
+            whole = self.prompts([(0, index) for index in range(begin, end)])
+            found += [prompt for prompt in map(self.fit, whole) if prompt is not None]
+            begin = end
         if not found:
             raise DataError(f"{self.where(0)}: no prompt is within data.max_prompt_tokens")
         return found
@@ -200,17 +208,15 @@ class Sampler:
         batch: list[Prompt] = []
         misses = 0
         while len(batch) < num_prompts:
-            whole = self._next()
-            prompt = self._prompts.fit(whole)
-            if prompt is None:
-                self._dropped += 1
-                misses += 1
-                if misses == len(self._prompts):
-                    raise DataError(f"{self._prompts.where(0)}: every prompt is longer than data.max_prompt_tokens")
-                continue
-            self._truncated += prompt is not whole
-            misses = 0
-            batch.append(prompt)
+            whole = self._prompts.prompts([self._next() for _ in range(num_prompts - len(batch))])
+            fitting = [self._prompts.fit(each) for each in whole]
+            kept = [prompt for prompt in fitting if prompt is not None]
+            self._dropped += len(whole) - len(kept)
+            self._truncated += sum(a is not b for a, b in zip(whole, fitting, strict=True) if b is not None)
+            misses = 0 if kept else misses + len(whole)
+            if misses >= len(self._prompts):
+                raise DataError(f"{self._prompts.where(0)}: every prompt is longer than data.max_prompt_tokens")
+            batch += kept
         return batch
 
     def metrics(self) -> dict[str, float]:
@@ -240,13 +246,13 @@ class Sampler:
         self._dropped, self._truncated = state["dropped"], state["truncated"]
         self._order = self._permutation(self._epoch)
 
-    def _next(self) -> Prompt:
+    def _next(self) -> tuple[int, int]:
+        """Epoch and index of the next row."""
         if self._position == len(self._prompts):
             self._epoch, self._position = self._epoch + 1, 0
             self._order = self._permutation(self._epoch)
-        index = int(self._order[self._position])
         self._position += 1
-        return self._prompts.prompt(index, epoch=self._epoch)
+        return self._epoch, int(self._order[self._position - 1])
 
     def _permutation(self, epoch: int) -> np.ndarray:
         size = len(self._prompts)

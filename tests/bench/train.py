@@ -84,11 +84,11 @@ CASES = {
 # name → steps a turn, and what it is
 SUBJECTS = {
     "ours": (8, "tqppo"),
-    "bypass": (8, "tqppo, the engine's log-probabilities as the old ones"),
+    "recompute": (8, "tqppo, with a forward of its own for the old log-probabilities instead of the engine's"),
     "trl": (4, "TRL tuned: no bf16, no gradient checkpointing"),
     "defaults": (1, "TRL's defaults"),
 }
-USUAL = ("ours", "bypass", "trl")
+USUAL = ("ours", "recompute", "trl")
 
 
 class Ours:
@@ -210,8 +210,8 @@ def measure(case: Case, names: list[str], repeats: int, scratch: Path) -> dict[s
         logs.mkdir()
         stack.enter_context(ray_cluster("", num_cpus=4, object_store_bytes=0, logs=logs))
         ours = {"ours": Ours(config, scratch, "ours", stack)}
-        if "bypass" in names:
-            ours["bypass"] = Ours(case.config("algorithm.old_logprobs=rollout"), scratch, "bypass", stack)
+        if "recompute" in names:
+            ours["recompute"] = Ours(case.config("algorithm.old_logprobs=recompute"), scratch, "recompute", stack)
         start = partial(Trl, config, ours["ours"].model, scratch, updates=case.updates, stack=stack)
         trl = {name: start(tuned=name == "trl") for name in names if name in ("trl", "defaults")}
         subjects: dict[str, Ours | Trl] = {**ours, **trl}

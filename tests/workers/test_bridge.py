@@ -38,8 +38,8 @@ def test_a_batch_and_its_tensors_give_the_same(make_actor: Any, queue: Queue, ba
     bridged.queue = queue
     columns = direct.logprobs(rows)
     extended = bridged.logprobs(batch)
-    assert set(extended.columns) == {*batch.columns, "old_logprobs", "entropy"}
-    stored = queue.get(extended, ["old_logprobs", "entropy"])
+    assert set(extended.columns) == {*batch.columns, "old_logprobs"}
+    stored = queue.get(extended, ["old_logprobs"])
     for name in stored:
         assert torch.equal(stored[name].values(), columns[name].values())
         assert stored[name].offsets().tolist() == columns[name].offsets().tolist()
@@ -50,9 +50,8 @@ def test_a_batch_and_its_tensors_give_the_same(make_actor: Any, queue: Queue, ba
 def test_tags_keys_and_order_stay(make_actor: Any, queue: Queue, batch: BatchMeta) -> None:
     actor = make_actor()
     actor.queue = queue
-    extended = actor.logprobs(batch, with_entropy=False)
+    extended = actor.logprobs(batch)
     assert (extended.keys, extended.tags, extended.partition) == (batch.keys, batch.tags, batch.partition)
-    assert "entropy" not in extended.columns
 
 
 def test_a_missing_column_is_named(make_actor: Any, queue: Queue, batch: BatchMeta) -> None:

@@ -179,11 +179,11 @@ def test_two_actor_ranks_do_what_one_does(spec: RoleSpec, rows: dict[str, Any], 
     queue = Queue.create(budget_bytes=64 << 20)
     batch = put_rows(queue, rows)
     one = alone(Actor, spec, queue)
-    expected = queue.get(one.logprobs(batch), ["old_logprobs", "entropy"])
+    expected = queue.get(one.logprobs(batch), ["old_logprobs"])
     with running("actor", Actor, 2, spec, queue) as two:
         extended = two.logprobs(batch)
         assert (extended.keys, extended.tags) == (batch.keys, batch.tags)
-        for name, column in queue.get(extended, ["old_logprobs", "entropy"]).items():
+        for name, column in queue.get(extended, ["old_logprobs"]).items():
             torch.testing.assert_close(column.values(), expected[name].values(), atol=1e-5, rtol=1e-5)
         one_metrics = one.update(in_mini_batches(extended), step=1, num_mini_batches=2)
         assert two.update(extended, step=1, num_mini_batches=2) == pytest.approx(one_metrics, abs=1e-5)

@@ -47,7 +47,7 @@ def _stages(config: Config) -> Iterator[Stage]:
     if config.reward_model.path:
         yield Stage("reward_model.score", ("tokens",), ("model_score",))
     if algorithm.old_logprobs == "recompute" and (policy or config.distillation.update == "policy_gradient"):
-        yield Stage("actor.logprobs", ("tokens", "response_mask"), ("old_logprobs", "entropy"))
+        yield Stage("actor.logprobs", ("tokens", "response_mask"), ("old_logprobs",))
     if uses_reference(config):
         yield Stage("reference.logprobs", ("tokens", "response_mask"), ("ref_logprobs",))
     if is_ppo:

@@ -40,9 +40,10 @@ class Actor(Learner):
 
     @property
     def report_names(self) -> tuple[str, ...]:
-        names = ("actor/loss", "actor/pg_loss", "actor/pg_clipfrac", "actor/pg_clipfrac_lower", "actor/ppo_kl")
+        clipped = ("actor/pg_clipfrac", "actor/pg_clipfrac_lower", "actor/ppo_kl")
         with_kl = ("actor/kl_loss",) if self.has_kl else ()
-        return (*names, *with_kl, *(("actor/entropy_loss",) if self.spec.policy_loss.entropy_coef > 0 else ()))
+        with_bonus = ("actor/entropy_loss",) if self.spec.policy_loss.entropy_coef > 0 else ()
+        return ("actor/loss", "actor/pg_loss", *clipped, *with_kl, *with_bonus, "actor/entropy")
 
     def start(self) -> None:
         self.publisher = weights.Publisher(self.spec.publish_dir, self.spec.model.path)
@@ -62,12 +63,11 @@ class Actor(Learner):
         loss = self.spec.policy_loss
         return loss.kl != "none" and loss.kl_coef > 0
 
-    @remote(reads=_FORWARD, writes=("old_logprobs", "entropy"))
-    def logprobs(self, rows: Columns, *, with_entropy: bool = True) -> dict[str, Tensor]:
+    @remote(reads=_FORWARD, writes=("old_logprobs",))
+    def logprobs(self, rows: Columns) -> dict[str, Tensor]:
         """Of the sampled tokens under the policy as it is now, tempered as they were sampled."""
-        names = ("old_logprobs", "entropy") if with_entropy else ("old_logprobs",)
-        results = self.per_token(rows, lambda micro: self._forward(micro, with_entropy))
-        return dict(zip(names, results, strict=True))
+        (result,) = self.per_token(rows, lambda micro: self._forward(micro, False))
+        return {"old_logprobs": result}
 
     @remote(reads=_FORWARD, writes=("ref_logprobs",))
     def reference_logprobs(self, rows: Columns) -> dict[str, Tensor]:
@@ -109,7 +109,8 @@ class Actor(Learner):
 
     def _loss(self, rows: Rows, micro: MicroBatch, whole: Normalisers) -> Loss:
         spec, tokens = self.spec.policy_loss, self.tokens(rows, micro)
-        logprobs, entropy = self._forward(micro, spec.entropy_coef > 0)
+        logprobs, entropy = self._forward(micro, True)
+        assert entropy is not None, "asked for"
         policy = POLICY_LOSSES[spec.name](
             PolicyTokens(
                 logprobs,
@@ -127,10 +128,10 @@ class Actor(Learner):
             losses = kl.estimate(spec.kl, logprobs, tokens.column("ref_logprobs"), tokens.mask)
             parts["actor/kl_loss"] = self._aggregate(losses, tokens, whole)
             total = total + spec.kl_coef * parts["actor/kl_loss"]
-        if entropy is not None:
+        if spec.entropy_coef > 0:
             parts["actor/entropy_loss"] = self._aggregate(entropy, tokens, whole)
             total = total - spec.entropy_coef * parts["actor/entropy_loss"]
-        return Loss(total, {"actor/loss": total, **parts}, policy.sums)
+        return Loss(total, {"actor/loss": total, **parts}, {**policy.sums, "actor/entropy": entropy.detach().sum()})
 
     def _aggregate(self, losses: Tensor, tokens: Tokens, whole: Normalisers) -> Tensor:
         spec = self.spec.policy_loss
