@@ -7,6 +7,7 @@ no end token, so that all produce the same number of tokens. `python tests/bench
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import random
 import sys
@@ -26,11 +27,19 @@ from transformers.utils import logging
 
 from tqppo import engines, plugins
 from tqppo.protocols import EngineSpec, Request, Sampling, WeightSource
+from tqppo.rollout.sender import Sender, SenderClient
 from tqppo.workers.tiny import write_tiny_model
 
 MODELS = {
     "0.1M": {"hidden_size": 64, "num_layers": 2, "num_heads": 2},
     "20M": {"hidden_size": 512, "num_layers": 6, "num_heads": 8},
+}
+COLUMNS = {
+    "tokens": "tokens",
+    "tokens_per_s": "tokens/s",
+    "tokens_per_cpu_s": "tokens/CPU-s",
+    "file_sync_s": "sync by file, s",
+    "broadcast_sync_s": "by broadcast, s",
 }
 LOGS = OUTPUT / "rollout-logs"
 NUM_PROMPTS, GROUP, NEW_TOKENS, REPEATS = 32, 8, 24, 5
@@ -93,7 +102,14 @@ def run_size(name: str, backends: list[str], loop: asyncio.AbstractEventLoop, fo
     try:
         subjects = {b: Subject(loop.run_until_complete(start(stack, b, sources[0])), loop) for b in backends}
         speed = interleaved({b: s.generate for b, s in subjects.items()}, repeats=REPEATS)
-        syncs = interleaved({b: syncer(s, sources) for b, s in subjects.items()}, repeats=REPEATS)
+        sender = Sender()
+        ways = {(b, "file"): syncer(s, sources, None) for b, s in subjects.items()}
+        ways |= {
+            (b, "broadcast"): syncer(s, sources, SenderClient(sender))
+            for b, s in subjects.items()
+            if s.engine.capabilities.broadcast
+        }
+        syncs = interleaved({f"{b} {way}": sync for (b, way), sync in ways.items()}, repeats=REPEATS)
     finally:
         loop.run_until_complete(stack.aclose())
     return {
@@ -101,18 +117,18 @@ def run_size(name: str, backends: list[str], loop: asyncio.AbstractEventLoop, fo
             "tokens": s.num_tokens,
             "tokens_per_s": s.num_tokens / speed[b].wall,
             "tokens_per_cpu_s": s.num_tokens / speed[b].cpu,
-            "sync_s": syncs[b].wall,
+            **{f"{way}_sync_s": syncs[f"{b} {way}"].wall for other, way in ways if other == b},
         }
         for b, s in subjects.items()
     }
 
 
-def syncer(subject: Subject, sources: list[Path]) -> Callable[[], None]:
-    versions = iter(range(1, 1000))
+def syncer(subject: Subject, sources: list[Path], sender: SenderClient | None) -> Callable[[], None]:
+    versions = itertools.count(1)
 
     def sync() -> None:
         version = next(versions)
-        subject.sync(WeightSource(str(sources[version % 2]), version))
+        subject.sync(WeightSource(str(sources[version % 2]), version, sender=sender))
 
     return sync
 
@@ -129,12 +145,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="tqppo-bench-", dir="/dev/shm") as folder:
         figures = {name: run_size(name, backends, loop, Path(folder)) for name in models}
     rows = [
-        (f"{name} {backend}", found["tokens"], found["tokens_per_s"], found["tokens_per_cpu_s"], found["sync_s"])
+        (f"{name} {backend}", *(found.get(column, "") for column in COLUMNS))
         for name, by_backend in figures.items()
         for backend, found in by_backend.items()
     ]
     title = f"{NUM_PROMPTS} prompts × {GROUP} sessions × {NEW_TOKENS} tokens, one thread per engine"
-    publish("rollout", title, ("model and engine", "tokens", "tokens/s", "tokens/CPU-s", "sync s"), rows, figures)
+    publish("rollout", title, ("model and engine", *COLUMNS.values()), rows, figures)
 
 
 if __name__ == "__main__":

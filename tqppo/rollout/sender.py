@@ -176,10 +176,9 @@ class SenderClient:
             if hasattr(method, "remote"):
                 return await method.remote(*arguments, **named)
             return await asyncio.to_thread(method, *arguments, **named)
-        except ray.exceptions.RayTaskError as error:
-            raise EngineError(f"the sender of weights failed to {name}: {error.cause!r}") from error
         except (ray.exceptions.RayError, RuntimeError, OSError, KeyError) as error:
-            raise EngineError(f"the sender of weights failed to {name}: {error!r}") from error
+            cause = error.cause if isinstance(error, ray.exceptions.RayTaskError) else error
+            raise EngineError(f"the sender of weights failed to {name}: {type(cause).__name__}: {cause}") from error
 
 
 def start_sender(node: str) -> Any:
