@@ -73,6 +73,16 @@ def shared(queue: Queue, worker: Any) -> BatchMeta:
     return ray.get(worker.put.remote(queue, ["there0", "there1"]))
 
 
+def outlive(queue: Queue, worker: Any) -> None:
+    """Rows of a dead producer, fetched to the other node: several times, because Ray cleans up after it by and by."""
+    batches = [ray.get(worker.put.remote(queue, [f"{i}there0", f"{i}there1"])) for i in range(3)]
+    ray.kill(worker)
+    for batch in batches:
+        check(queue, batch)
+        time.sleep(1)
+    queue.clear(BatchMeta.join(batches))
+
+
 def lost(queue: Queue, batch: BatchMeta, node: str) -> None:
     began = time.monotonic()
     try:
@@ -96,8 +106,9 @@ def main() -> None:
     me = ray.get_runtime_context().get_node_id()
     (other,) = (node["NodeID"] for node in ray.nodes() if node["NodeID"] != me)
     strategy = NodeAffinitySchedulingStrategy(other, soft=False)
-    worker = Worker.options(scheduling_strategy=strategy).remote()  # type: ignore[attr-defined]
+    worker, mortal = (Worker.options(scheduling_strategy=strategy).remote() for _ in range(2))  # type: ignore[attr-defined]
     queue = Queue.create(sys.argv[1], budget_bytes=64 * MIB)
+    outlive(queue, mortal)
     batch = shared(queue, worker)
     storage = ray.get_actor(f"tqppo-{queue.spec.run}-storage-{other[:16]}")
     process = ray.get(storage.__ray_call__.remote(lambda self: os.getpid()))
