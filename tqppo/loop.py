@@ -53,12 +53,12 @@ class Loop:
 
     def run(self, start: int) -> int:
         """The exit code: 0 when the last step is done, 130 or 143 after a signal."""
-        if start == 0 and self.schedule.validate_before:
+        if start == 0 and self.schedule.validate_before and not self.stop.number:
             self.log(0, self.validate())
         for step in range(start + 1, self.schedule.max_steps + 1):
-            self._one(step)
-            if self.stop.number:
+            if self.stop.number:  # it may have come before the first step
                 return self.stop.exit_code
+            self._one(step)
         return 0
 
     def _one(self, step: int) -> None:

@@ -150,6 +150,7 @@ class Attempt:
         if self.checkpoint and self.folder.metrics.exists():
             self.display.recall(metrics_files.read(self.folder.metrics))
         self.events = EventLog(self.folder.events)
+        self.is_training = False
         self.events.write("start", step=self.start, logs=str(logs))
         code = 1
         try:
@@ -162,7 +163,8 @@ class Attempt:
         return code
 
     def _stopping(self, name: str) -> None:
-        self.display.note(f"{name}: finishing this step, then saving; once more aborts at once")
+        what = "finishing this step, then saving" if self.is_training else "stopping before the first step"
+        self.display.note(f"{name}: {what}; once more aborts at once")
 
     def _train(self, stop: StopRequest, logs: Path) -> int:
         config = self.config
@@ -177,6 +179,7 @@ class Attempt:
                         logs=logs,
                     )
                 )
+            stop.listen_again()
             parts = self._build(logs, stack)
             self.trackers = trackers.load(
                 config.logging.trackers,
@@ -188,6 +191,7 @@ class Attempt:
             stack.callback(self.trackers.close)
             stack.callback(stop.ignore)  # the first of all that takes down
             loop = self._loop(parts, stop)
+            self.is_training = True
             code = loop.run(self.start)
             self._farewell(code)
         return code
@@ -251,7 +255,10 @@ class Attempt:
         places = {"run": str(folder.path), "metrics": str(folder.metrics), "checkpoints": str(folder.checkpoints)}
         resume = f"tqppo resume --checkpoint {name}"
         if code:
-            self.display.finish(Ending(f"stopped after {steps}", places, [(resume, "go on from here")]))
+            is_saved = any(folder.checkpoints.glob("step_*"))
+            self.display.finish(
+                Ending(f"stopped after {steps}", places, [(resume, "go on from here")] if is_saved else [])
+            )
             return
         if self.config.checkpoint.export:
             places["model"] = str(folder.export)

@@ -27,7 +27,7 @@ class StopRequest:
         return 128 + self.number
 
     def __enter__(self) -> StopRequest:
-        self.before = {number: signal.signal(number, self._receive) for number in SIGNALS}
+        self.before = self._listen()
         return self
 
     def __exit__(
@@ -36,13 +36,21 @@ class StopRequest:
         for number, handler in self.before.items():
             signal.signal(number, handler)
 
+    def listen_again(self) -> None:
+        """After something that takes signals for itself: starting Ray makes SIGTERM end the process on the spot."""
+        self._listen()
+
     def ignore(self) -> None:
         """From here on nothing may interrupt: the run is being taken down."""
         for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN)
 
+    def _listen(self) -> dict[int, Any]:
+        return {number: signal.signal(number, self._receive) for number in SIGNALS}
+
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if self.number:
+            self.ignore()
             raise Aborted
         self.number = number
         self.on_first(signal.Signals(number).name)

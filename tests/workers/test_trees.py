@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen3Config
+from transformers import AutoModelForCausalLM, BloomConfig, LlamaConfig, MistralConfig, Qwen3Config
 
 from tqppo.algorithms.layout import to_nested
 from tqppo.workers import trees
@@ -114,8 +114,9 @@ def test_long_responses_are_not_worth_a_wide_tree() -> None:
         (Qwen3Config(**SIZES, num_key_value_heads=1, head_dim=16), True),
         (MistralConfig(**SIZES, sliding_window=4), False),
         (Qwen3Config(**SIZES, use_sliding_window=True, sliding_window=4, max_window_layers=1, head_dim=16), False),
+        (BloomConfig(hidden_size=32, n_layer=1, n_head=2, vocab_size=64), False),
     ],
-    ids=["llama", "qwen", "windowed", "windowed in part"],
+    ids=["llama", "qwen", "windowed", "windowed in part", "positions by distance"],
 )
 def test_only_models_that_look_back_at_everything_have_trees(config: Any, is_shared: bool) -> None:
     model = AutoModelForCausalLM.from_config(config)
