@@ -37,7 +37,7 @@ RAGGED = {
     "bench_ref": torch.float32, "bench_values": torch.float32, "bench_advantages": torch.float32,
 }  # fmt: skip
 REWARD, IMAGE = "bench_reward", "bench_image"
-TWO = ["bench_ids", "bench_advantages"]
+TWO = ["bench_ids", "bench_advantages"]  # of "two columns", on every payload
 SIZES = {"text64": (64, False), "text256": (256, False), "text1024": (1024, False), "images64": (64, True)}
 ROWS = (64, 256, 1024, 4096, 16384)
 COLUMNS = (2, 4, 8, 16, 32)
@@ -224,11 +224,9 @@ class Bench:
         self.record(part, "cycle", self.cycle(data, keys, counts={"simple": 8, "ray": 4, "memcpy": 8}))
         batches = {name: subject.put(keys, data) for name, subject in self.subjects.items()}
         self.record(part, "half", self.halves(batches, data))
-        if IMAGE in data:  # what a forward pass reads; and as on text, where little is left but the fixed cost
-            self.record(part, "two columns", self.two_columns(batches, [TWO[0], IMAGE]))
-            self.record(part, "two text columns", self.two_columns(batches, TWO))
-        else:
-            self.record(part, "two columns", self.two_columns(batches, TWO))
+        self.record(part, "two columns", self.two_columns(batches, TWO))
+        if IMAGE in data:
+            self.record(part, "ids and images", self.two_columns(batches, [TWO[0], IMAGE]))
         for name, subject in self.subjects.items():
             subject.clear(batches[name])
         self.record(part, "2 consumers", self.fan_out(data))

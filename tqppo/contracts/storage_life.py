@@ -195,7 +195,7 @@ def test_a_damaged_snapshot_is_refused(queue: Queue, tmp_path: Path) -> None:
 
 
 def test_producers_and_consumers_in_several_processes(queue: Queue) -> None:
-    names = ["p", "q", "r"]
+    names = ["p", "q"]
     producers = [Producer.remote() for _ in names]  # type: ignore[attr-defined]
     done = [consume.remote(queue, name, 12) for name in names]
     made = [producer.produce.remote(queue, name, 12) for producer, name in zip(producers, names, strict=True)]
@@ -203,7 +203,7 @@ def test_producers_and_consumers_in_several_processes(queue: Queue) -> None:
     for producer in producers:
         ray.kill(producer)  # what a producer has put stays
     batch = queue.list(where={"is_prompt": None}).in_order()
-    assert len(batch) == 36
+    assert len(batch) == 12 * len(names)
     assert queue.get(batch, ["check_number"])["check_number"].tolist() == [float(i) for i in range(12) for _ in names]
     check_ragged(
         queue.get(batch, ["check_tokens"])["check_tokens"],
