@@ -8,10 +8,9 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-import httpx
-
 from tqppo.errors import EngineError
 
+from ._connection import Address, Answer, Broken, Connection
 from ._process import ServerProcess
 
 NUM_RETRIES = 3  # of a connection error while the server lives; requests are repeatable, their seed goes with them
@@ -28,8 +27,8 @@ class Server:
 
     def __init__(self, name: str, url: str, *, process: ServerProcess | None, token: str, num_connections: int) -> None:
         self.name, self.url, self.process = name, url, process
-        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._idle: list[httpx.AsyncClient] = []
+        self._address = Address(url, {"Authorization": f"Bearer {token}"} if token else {})
+        self._idle: list[Connection] = []
         self._slots = asyncio.Semaphore(num_connections)
 
     @property
@@ -48,52 +47,52 @@ class Server:
         for attempt in range(NUM_RETRIES + 1):
             try:
                 answer = await self._send(method, path, content, deadline)
-            except httpx.ReadTimeout:
+            except asyncio.TimeoutError:
                 raise EngineError(f"{self.name}: {path} did not answer within {timeout_s:g} s") from None
-            except httpx.TransportError as error:
+            except Broken as error:
                 await self._or_death()  # a dying server breaks its connections shortly before it ends
                 if attempt == NUM_RETRIES:
-                    raise EngineError(f"{self.name}: {path} cannot be reached at {self.url}: {error!r}") from error
+                    raise EngineError(f"{self.name}: {path} cannot be reached at {self.url}: {error}") from error
                 await asyncio.sleep(0.1 * 2**attempt)
                 continue
-            if answer.status_code >= 500:
+            if answer.status >= 500:
                 await self._or_sickness()
-            if answer.status_code >= 400:
-                raise EngineError(f"{self.name}: {path} answered {answer.status_code}: {answer.text[:2000]}")
+            if answer.status >= 400:
+                raise EngineError(f"{self.name}: {path} answered {answer.status}: {answer.text[:2000]}")
             is_json = answer.headers.get("content-type", "").startswith("application/json")
             return json.loads(answer.content) if is_json and answer.content else None
         raise AssertionError("unreachable: the last attempt returns or raises")
 
-    async def _send(self, method: str, path: str, content: bytes | None, deadline: float) -> httpx.Response:
-        task = asyncio.ensure_future(self._exchange(method, path, content))
+    async def _send(self, method: str, path: str, content: bytes | None, deadline: float) -> Answer:
+        task = asyncio.ensure_future(self._exchange(self._address.request(method, path, content)))
         ends: list[asyncio.Future[Any]] = [task] if self.process is None else [task, self.process.exited]
         try:
             remaining = max(deadline - time.monotonic(), 0.0)
             await asyncio.wait(ends, timeout=remaining, return_when=asyncio.FIRST_COMPLETED)
             if task.done():
                 return task.result()
-            raise httpx.ReadTimeout("deadline") if self.is_alive else self.death()
+            raise asyncio.TimeoutError if self.is_alive else self.death()
         finally:
             task.cancel()
 
-    async def _exchange(self, method: str, path: str, content: bytes | None) -> httpx.Response:
-        """One client per connection: httpx's own pool takes ten times as long with hundreds of them."""
+    async def _exchange(self, request: bytes) -> Answer:
         async with self._slots:
-            client = self._idle.pop() if self._idle else self._new_client()
+            connection = self._reusable() or await Connection.open(self._address)
             try:
-                return await client.request(method, path, content=content)
-            finally:
-                self._idle.append(client)
+                answer = await connection.exchange(request)
+            except BaseException:
+                connection.abandon()
+                raise
+            self._idle.append(connection)
+            return answer
 
-    def _new_client(self) -> httpx.AsyncClient:
-        return httpx.AsyncClient(
-            base_url=self.url,
-            headers={**self._headers, "Content-Type": "application/json"},
-            timeout=httpx.Timeout(None, connect=30.0),
-            limits=httpx.Limits(max_connections=1, max_keepalive_connections=1),
-            trust_env=False,  # a proxy would not reach loopback
-            verify=self.url.startswith("https"),  # loading certificates takes long
-        )
+    def _reusable(self) -> Connection | None:
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.is_open:
+                return connection
+            connection.abandon()
+        return None
 
     async def _or_death(self) -> None:
         if self.process is not None:
@@ -111,11 +110,12 @@ class Server:
     async def is_healthy(self) -> bool:
         try:
             answer = await self._send("GET", "/health", None, time.monotonic() + 20)
-        except (httpx.TransportError, ServerDied):
+        except (Broken, asyncio.TimeoutError, ServerDied):
             return False
-        return answer.status_code == 200
+        return answer.status == 200
 
     async def close(self) -> None:
-        await asyncio.gather(*(client.aclose() for client in self._idle))
+        idle, self._idle = self._idle, []
+        await asyncio.gather(*(connection.close() for connection in idle))
         if self.process is not None:
             await self.process.close()

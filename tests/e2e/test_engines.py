@@ -10,12 +10,14 @@ from tqppo import metrics
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(1500)]
 
 
-@pytest.mark.parametrize("backend", ["vllm", "sglang"])
-def test_the_quickstart_trains_on_a_genuine_engine(cli: Cli, backend: str) -> None:
+@pytest.mark.parametrize(("backend", "sync"), [("vllm", "file"), ("sglang", "broadcast")])
+def test_the_quickstart_trains_on_a_genuine_engine(cli: Cli, backend: str, sync: str) -> None:
     smaller = ["data.batch_size=8", "actor.mini_batch_size=4", "rollout.group_size=4", "validation.num_prompts=8"]
     settings = [
         f'rollout.backend="{backend}"',
+        f'rollout.weight_sync="{sync}"',
         "run.max_steps=4",
+        'algorithm.old_logprobs="recompute"',  # for the figures of the difference
         "data.task_args={digits=4,partial_credit=true}",
         *smaller,
     ]
