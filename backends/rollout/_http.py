@@ -6,14 +6,30 @@ import asyncio
 import json
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
+
+import aiohttp
 
 from tqppo.errors import EngineError
 
-from ._connection import Address, Answer, Broken, Connection
 from ._process import ServerProcess
 
 NUM_RETRIES = 3  # of a connection error while the server lives; requests are repeatable, their seed goes with them
+CONNECT_TIMEOUT_S = 30.0
+IDLE_S = 2.0  # a connection that was idle for longer is not used again: servers close theirs after some seconds
+BROKEN = (aiohttp.ClientError, OSError)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    status: int
+    is_json: bool
+    content: bytes
+
+    @property
+    def text(self) -> str:
+        return self.content.decode(errors="replace")
 
 
 class ServerDied(EngineError):
@@ -27,9 +43,11 @@ class Server:
 
     def __init__(self, name: str, url: str, *, process: ServerProcess | None, token: str, num_connections: int) -> None:
         self.name, self.url, self.process = name, url, process
-        self._address = Address(url, {"Authorization": f"Bearer {token}"} if token else {})
-        self._idle: list[Connection] = []
-        self._slots = asyncio.Semaphore(num_connections)
+        self._session = aiohttp.ClientSession(
+            headers={"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {}),
+            connector=aiohttp.TCPConnector(limit=num_connections, keepalive_timeout=IDLE_S),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
+        )
 
     @property
     def is_alive(self) -> bool:
@@ -49,22 +67,21 @@ class Server:
                 answer = await self._send(method, path, content, deadline)
             except asyncio.TimeoutError:
                 raise EngineError(f"{self.name}: {path} did not answer within {timeout_s:g} s") from None
-            except Broken as error:
+            except BROKEN as error:
                 await self._or_death()  # a dying server breaks its connections shortly before it ends
                 if attempt == NUM_RETRIES:
-                    raise EngineError(f"{self.name}: {path} cannot be reached at {self.url}: {error}") from error
+                    raise EngineError(f"{self.name}: {path} cannot be reached at {self.url}: {error!r}") from error
                 await asyncio.sleep(0.1 * 2**attempt)
                 continue
             if answer.status >= 500:
                 await self._or_sickness()
             if answer.status >= 400:
                 raise EngineError(f"{self.name}: {path} answered {answer.status}: {answer.text[:2000]}")
-            is_json = answer.headers.get("content-type", "").startswith("application/json")
-            return json.loads(answer.content) if is_json and answer.content else None
+            return json.loads(answer.content) if answer.is_json and answer.content else None
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     async def _send(self, method: str, path: str, content: bytes | None, deadline: float) -> Answer:
-        task = asyncio.ensure_future(self._exchange(self._address.request(method, path, content)))
+        task = asyncio.ensure_future(self._exchange(method, path, content))
         ends: list[asyncio.Future[Any]] = [task] if self.process is None else [task, self.process.exited]
         try:
             remaining = max(deadline - time.monotonic(), 0.0)
@@ -75,24 +92,9 @@ class Server:
         finally:
             task.cancel()
 
-    async def _exchange(self, request: bytes) -> Answer:
-        async with self._slots:
-            connection = self._reusable() or await Connection.open(self._address)
-            try:
-                answer = await connection.exchange(request)
-            except BaseException:
-                connection.abandon()
-                raise
-            self._idle.append(connection)
-            return answer
-
-    def _reusable(self) -> Connection | None:
-        while self._idle:
-            connection = self._idle.pop()
-            if connection.is_open:
-                return connection
-            connection.abandon()
-        return None
+    async def _exchange(self, method: str, path: str, content: bytes | None) -> Answer:
+        async with self._session.request(method, self.url + path, data=content) as response:
+            return Answer(response.status, response.content_type == "application/json", await response.read())
 
     async def _or_death(self) -> None:
         if self.process is not None:
@@ -110,12 +112,11 @@ class Server:
     async def is_healthy(self) -> bool:
         try:
             answer = await self._send("GET", "/health", None, time.monotonic() + 20)
-        except (Broken, asyncio.TimeoutError, ServerDied):
+        except (*BROKEN, asyncio.TimeoutError, ServerDied):
             return False
         return answer.status == 200
 
     async def close(self) -> None:
-        idle, self._idle = self._idle, []
-        await asyncio.gather(*(connection.close() for connection in idle))
+        await self._session.close()
         if self.process is not None:
             await self.process.close()

@@ -154,13 +154,16 @@ def _interpreter(backend: str, python: str) -> Iterator[Diagnostic]:
 
 
 def _servers(context: Context, section: str, endpoints: list[str]) -> Iterator[Diagnostic]:
-    import httpx
+    import urllib.error
+    import urllib.request
 
     for each in endpoints:
+        problem = ""
         try:
-            answer = httpx.get(f"{each.rstrip('/')}/health", timeout=HEALTH_TIMEOUT_S)
-            problem = "" if answer.is_success else f"answers {answer.status_code}"
-        except httpx.HTTPError as error:
+            urllib.request.urlopen(f"{each.rstrip('/')}/health", timeout=HEALTH_TIMEOUT_S).close()
+        except urllib.error.HTTPError as error:
+            problem = f"answers {error.code}"
+        except (OSError, ValueError) as error:
             problem = f"does not answer: {error}"
         if problem:
             fix = "start the server, or correct the address"
