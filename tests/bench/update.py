@@ -1,6 +1,7 @@
 """A training step of the actor against the same step on padded batches, and against a bare forward/backward loop.
 
-`make bench-update`. Two workloads: the quickstart's (256 rows of about 13 tokens), and rows of 16–512 tokens.
+`make bench-update`. Workloads: rows like the quickstart's (256 of about 13 tokens), rows of 16–512 tokens, and groups
+of 8 with one prompt, which the actor computes once for all eight.
 The bare loop knows the cuts beforehand and does nothing but forward, backward, clip and AdamW.
 """
 
@@ -25,10 +26,15 @@ MINI_BATCHES = 2
 BUDGET = 16_384
 
 
-def make_rows(sequences: list[int], responses: list[int]) -> dict[str, Any]:
+def make_rows(sequences: list[int], responses: list[int], *, group: int = 1) -> dict[str, Any]:
+    """Rows of these lengths; each `group` of them begins with one prompt."""
     generator = torch.Generator().manual_seed(0)
     lengths, total = torch.tensor(responses), sum(responses)
     tokens = torch.randint(0, 256, (sum(sequences),), generator=generator)
+    starts = [0, *torch.tensor(sequences).cumsum(0).tolist()]
+    for row in range(len(sequences)):
+        first, prompt = row - row % group, sequences[row] - responses[row]
+        tokens[starts[row] : starts[row] + prompt] = tokens[starts[first] : starts[first] + prompt]
     values = {
         "response_mask": torch.ones(total, dtype=torch.bool),
         "old_logprobs": torch.full((total,), -5.5),
@@ -92,6 +98,7 @@ def measure(name: str, rows: dict[str, Any], *, count: int, repeats: int) -> lis
         ours, padded, plain = Actor(spec), PaddedActor(spec), Actor(spec)
         for actor in (ours, padded, plain):
             actor.start()
+        plain.dear = 0  # every row for itself
     alternatives = {
         "ours": lambda: ours.update(rows, step=1, num_mini_batches=MINI_BATCHES),
         "padded": lambda: padded.update(rows, step=1, num_mini_batches=MINI_BATCHES),
@@ -108,9 +115,13 @@ def main() -> None:
     draw = random.Random(0)
     short = [draw.randint(11, 15) for _ in range(256)]
     mixed = [draw.randint(16, 512) for _ in range(64)]
+    answers = [draw.randint(8, 24) for _ in range(128)]
     rows = [
         measure("256 rows of 11–15 tokens", make_rows(short, [n - 7 for n in short]), count=5, repeats=9),
         measure("64 rows of 16–512 tokens", make_rows(mixed, [n - 8 for n in mixed]), count=1, repeats=5),
+        measure(
+            "128 rows, 8 a prompt of 64", make_rows([64 + n for n in answers], answers, group=8), count=1, repeats=5
+        ),
     ]
     header = ("update, 2 mini-batches", "tokens", "tokens/CPU-s", "CPU-s", "× padded (≥ 1.5)", "× bare loop (≥ 0.9)")
     names = ("workload", "tokens", "tokens_per_cpu_s", "cpu_s", "vs_padded", "vs_bare")
