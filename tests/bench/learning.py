@@ -15,7 +15,7 @@ from harness import publish
 
 from tqppo import metrics
 
-SEEDS = (21, 22, 23)
+SEEDS = {"quickstart": (11, 12, 13), "ppo-tiny": (21, 22, 23)}
 SAMPLED, GREEDY = "val-core/sort/acc/mean@1", "val-core/sort/acc/greedy"
 
 
@@ -33,7 +33,7 @@ def main(presets: list[str]) -> None:
     table, figures = [], []
     with tempfile.TemporaryDirectory() as folder:
         for preset in presets:
-            for seed in SEEDS:
+            for seed in SEEDS.get(preset, (11, 12, 13)):
                 rows, seconds = train(preset, seed, Path(folder))
                 first, last = rows[0], rows[-1]
                 figures.append({"preset": preset, "seed": seed, "seconds": seconds, "before": first, "after": last})
