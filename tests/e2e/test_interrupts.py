@@ -12,7 +12,7 @@ from e2e.runs import Cli, family, living, wait_until
 
 from tqppo import metrics
 
-pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def started(cli: Cli, name: str) -> subprocess.Popen[str]:

@@ -63,7 +63,7 @@ EMPHASIS = {
         pytest.param("grpo", "simple", ["update", "update"], marks=pytest.mark.long),
         pytest.param("grpo", "ray", ["save"], marks=pytest.mark.long),
         pytest.param("ppo", "simple", ["save", "update"], marks=pytest.mark.long),
-        pytest.param("ppo", "ray", ["generation"], marks=pytest.mark.long),
+        ("ppo", "ray", ["generation"]),
     ],
 )
 def test_a_killed_and_resumed_run_equals_one_that_never_was(
