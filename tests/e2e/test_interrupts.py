@@ -7,6 +7,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+import psutil
 import pytest
 from e2e.runs import Cli, family, living, wait_until
 
@@ -23,10 +24,16 @@ def started(cli: Cli, name: str) -> subprocess.Popen[str]:
     return process
 
 
-def traces() -> set[str]:
-    """Shared memory and Ray sessions of tqppo on this machine."""
-    places = [Path("/dev/shm"), Path(tempfile.gettempdir())]
-    return {str(path) for place in places for path in place.glob("tqppo*") if "-crash-" not in path.name}
+def traces(processes: list[psutil.Process]) -> list[str]:
+    """Shared memory and Ray sessions that these left behind: named after their process, or with its number inside."""
+    numbers = {str(process.pid) for process in processes}
+    found = []
+    for path in [*Path("/dev/shm").glob("tqppo*"), *Path(tempfile.gettempdir()).glob("tqppo*")]:
+        owner = path / "owner"
+        said = owner.read_text().split() if owner.is_file() else []
+        if numbers & {*path.name.split("-"), *said}:
+            found.append(str(path))
+    return found
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -42,13 +49,13 @@ def test_the_first_signal_finishes_the_step_and_saves(cli: Cli, number: int, cod
 
 
 def test_the_second_signal_aborts_and_leaves_nothing_behind(cli: Cli) -> None:
-    before = traces()
     process = started(cli, "mine")
     everything = family(process)
+    assert traces(everything), "a run has shared memory and a Ray session"
     process.send_signal(signal.SIGINT)
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=300)
     assert process.returncode in (130, 143), output
     wait_until(lambda: not living(everything), lambda: f"these to end: {living(everything)}", timeout_s=30)
-    assert traces() - before == set()
+    assert traces(everything) == []
     assert "Traceback" not in output
