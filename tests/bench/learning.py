@@ -15,7 +15,7 @@ from harness import publish
 
 from tqppo import metrics
 
-SEEDS = {"quickstart": (11, 12, 13), "ppo-tiny": (31, 32, 33)}
+SEEDS = {"quickstart": (11, 12, 13), "ppo-tiny": (21, 22, 23)}
 SAMPLED, GREEDY = "val-core/sort/acc/mean@1", "val-core/sort/acc/greedy"
 
 

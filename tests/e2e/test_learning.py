@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(1200)]
 
 @pytest.mark.parametrize("preset", ["quickstart", "ppo-tiny"])
 def test_the_preset_learns_to_sort(cli: Cli, preset: str) -> None:
-    said = cli.run("train", "--preset", preset, "--name", "mine", "--set", "run.seed=31", timeout_s=1100)
+    said = cli.run("train", "--preset", preset, "--name", "mine", "--set", "run.seed=21", timeout_s=1100)
     rows = [row for row in metrics.read(cli.runs / "mine" / "metrics.jsonl") if "val-core/sort/acc/greedy" in row]
     before, after = rows[0], rows[-1]
     assert before["val-core/sort/acc/mean@1"] < 0.1
