@@ -17,18 +17,9 @@ import torch
 from torch import Tensor
 
 from tqppo.errors import EngineError
+from tqppo.workers.tensorfile import DTYPES
 
 FILE = "model.safetensors"
-_DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +51,7 @@ def map_file(folder: str) -> Mapped:
 
 def _view(content: mmap.mmap, start: int, entry: dict[str, Any]) -> Tensor:
     begin, end = entry["data_offsets"]
-    dtype = _DTYPES[entry["dtype"]]
+    dtype = DTYPES[entry["dtype"]]
     if begin == end:
         return torch.empty(entry["shape"], dtype=dtype)
     with warnings.catch_warnings():

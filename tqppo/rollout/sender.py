@@ -28,18 +28,9 @@ from torch.distributed import distributed_c10d
 
 from tqppo.errors import EngineError
 from tqppo.protocols import Bucket, Offer
+from tqppo.workers.tensorfile import DTYPES
 
 FILE = "model.safetensors"
-_DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
 
 
 def meeting_place() -> tuple[str, str]:
@@ -69,7 +60,7 @@ def plan(header: bytes, bucket_bytes: int) -> list[Cut]:
     start = 8 + len(header)
     for name, each in sorted(described.items(), key=lambda item: item[1]["data_offsets"]):
         begin, end = (start + offset for offset in each["data_offsets"])
-        dtype = str(_DTYPES[each["dtype"]]).removeprefix("torch.")
+        dtype = str(DTYPES[each["dtype"]]).removeprefix("torch.")
         last = cuts[-1] if cuts else None
         if last is None or last.bucket.dtype != dtype or last.end != begin or end - last.begin > bucket_bytes:
             cuts.append(Cut(Bucket([name], dtype, [each["shape"]]), begin, end))
