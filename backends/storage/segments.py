@@ -1,6 +1,6 @@
-"""Shared-memory files of one run on one node: written with plain writes, mapped copy-on-write, used again.
+"""Shared-memory files of one run on one node: read copy-on-write where they are, and written again.
 
-A reader's lease is a shared `flock` that lives as long as its mapping, so the kernel ends it with the process; a
+A reader's lease is a shared `flock` for as long as it uses the bytes, and the kernel ends it with the process; a
 file is written again only under an exclusive one. `live/` holds blocks, `free/` files waiting to be used again.
 """
 
@@ -16,19 +16,21 @@ import shutil
 import tempfile
 import time
 import uuid
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from tqppo.errors import QueueError
 from tqppo.queue.block import Block, BlockView, Layout, parse
 
+from .mappings import Kept, LeasedFile
+
 log = logging.getLogger(__name__)
 
 SHARED = Path("/dev/shm")
-COPY_BELOW = 128 * 1024  # smaller blocks are read into private memory: cheaper than a mapping
-RECYCLE_ABOVE = 256 * 1024  # smaller files are deleted: new pages cost little
+SMALL = 256 * 1024  # bytes; what is smaller is read into private memory, and its file deleted: new pages cost little
 ENOUGH = 512 << 20  # less free shared memory than this (and than the budget) is too small to be useful
 _MAX_WRITE = 1 << 30  # bytes per system call
 
@@ -39,6 +41,8 @@ class Segments:
     def __init__(self, folder: Path, budget_bytes: int) -> None:
         self.folder, self.budget_bytes = folder, budget_bytes
         self._live, self._free = f"{folder}/live/", f"{folder}/free/"
+        self._may_map = SHARED in folder.parents  # elsewhere a page may be missing when the disk is full
+        self._read, self._written = Kept(), Kept()
         self._lock = -1
 
     @staticmethod
@@ -66,7 +70,8 @@ class Segments:
         return None
 
     def remove(self) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
+        _delete(self.folder)
+        self._read, self._written = Kept(), Kept()
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -75,48 +80,63 @@ class Segments:
 
     def write(self, block: Block) -> str:
         """Place a block; answers the name of its file."""
-        claimed = self._claim(block.num_bytes) if block.num_bytes >= RECYCLE_ABOVE else None
-        name, handle = claimed or self._new(block.num_bytes)
+        file = self._claim(block.num_bytes) or self._new(block.num_bytes)
         try:
-            _write_all(handle, block)
+            if self._is_mapped_for(file, block.num_bytes):
+                _copy(block, file.map(block.num_bytes, mmap.ACCESS_WRITE))
+            else:
+                file.memory = None  # it may not cover all of the file any more
+                _write_all(block, file.handle)
         except OSError as error:
-            os.unlink(self._live + name)
+            discard(self._live + file.name)
             raise QueueError(f"node out of memory for the queue: {self.folder}: {error.strerror}") from error
         finally:
-            os.close(handle)
-        return name
+            self._written.take_back(file)
+        return file.name
 
-    def _claim(self, num_bytes: int) -> tuple[str, int] | None:
-        """A free file of about this size that nobody reads any more, opened and locked."""
+    def _claim(self, num_bytes: int) -> LeasedFile | None:
+        """A free file of about this size that nobody reads any more, opened and locked; if possible, mapped."""
+        if num_bytes < SMALL:
+            return None
         fitting = sorted(
-            (abs(size - num_bytes) + (size < num_bytes) * num_bytes, free)
+            (_name(free) not in self._written, abs(size - num_bytes) + (size < num_bytes) * num_bytes, free)
             for size, free in self._spare()
             if num_bytes // 2 <= size <= 2 * num_bytes
         )
-        for _, free in fitting:
-            try:
-                handle = os.open(self._free + free, os.O_RDWR | os.O_CLOEXEC)
-            except FileNotFoundError:
-                continue
-            name = free.partition("-")[2]
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return next((file for *_, free in fitting if (file := self._claimed(free)) is not None), None)
+
+    def _claimed(self, free: str) -> LeasedFile | None:
+        name = _name(free)
+        try:
+            file = self._written.take(name) or LeasedFile(self._free + free, name)
+        except FileNotFoundError:  # claimed by somebody else
+            return None
+        if file.lock(fcntl.LOCK_EX):
+            with contextlib.suppress(FileNotFoundError):
                 os.rename(self._free + free, self._live + name)
-                return name, handle
-            except (BlockingIOError, FileNotFoundError):  # still read, or claimed by somebody else
-                os.close(handle)
+                return file
+        self._written.take_back(file)  # somebody still reads it
         return None
+
+    def _is_mapped_for(self, file: LeasedFile, num_bytes: int) -> bool:
+        """Whether to write by a mapping: as fast as memory once it is filled, slower than plain writes until then.
+
+        Only within the file as it is: a page that cannot be had is an error in a write, and the end in a mapping.
+        """
+        if file.memory is not None:
+            return len(file.memory) >= num_bytes
+        return self._may_map and file.size() >= num_bytes and self._written.has_room()
 
     def _spare(self) -> list[tuple[int, str]]:
         return [(int(entry.partition("-")[0]), entry) for entry in os.listdir(self._free)]
 
-    def _new(self, num_bytes: int) -> tuple[str, int]:
-        if num_bytes >= RECYCLE_ABOVE:
+    def _new(self, num_bytes: int) -> LeasedFile:
+        if num_bytes >= SMALL:
             self._trim(num_bytes)
         name = uuid.uuid4().hex
-        handle = os.open(self._live + name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return name, handle
+        file = LeasedFile(self._live + name, name, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        file.lock(fcntl.LOCK_EX)
+        return file
 
     def _trim(self, num_bytes: int) -> None:
         """Delete free files until a new one fits into the budget."""
@@ -126,14 +146,14 @@ class Segments:
         total = num_bytes + sum(size for size, _ in spare) + sum(size for _, size in self.files("live"))
         while spare and total > self.budget_bytes:
             size, name = spare.pop(0)
-            unlink(self._free + name)
+            discard(self._free + name)
             total -= size
 
     def free(self, name: str) -> None:
         path = self._live + name
         try:
             size = os.stat(path).st_size
-            if size < RECYCLE_ABOVE:
+            if size < SMALL:
                 os.unlink(path)
             else:
                 os.rename(path, f"{self._free}{size}-{name}")
@@ -167,38 +187,43 @@ class Segments:
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
-    def read(self, name: str, block: str, num_bytes: int) -> BlockView | None:
-        """The block, if the file still holds it. What is returned stays valid for as long as it is referenced."""
+    def read(self, name: str, block: str, num_bytes: int, columns: Sequence[str] | None = None) -> BlockView | None:
+        """The block, if the file still holds it; the bytes of these columns (None: all) are the caller's to change.
+        What is returned stays valid for as long as it is referenced."""
+        file = self._read.take(name) or self._opened(name)
+        if file is None or not file.lock(fcntl.LOCK_SH):
+            return None  # freed, or being written again
+        memory = self._memory(file, num_bytes)
+        layout = _layout(memory, block)
+        if layout is None:
+            self._read.take_back(file)
+            return None
+        if num_bytes >= SMALL:
+            memory = self._read.lend(file, num_bytes, layout.span(columns))
+        return BlockView(layout, whole=memory, writable=True)
+
+    def _opened(self, name: str) -> LeasedFile | None:
         try:
-            handle = os.open(self._live + name, os.O_RDONLY | os.O_CLOEXEC)
+            return LeasedFile(self._live + name, name)
         except FileNotFoundError:
             return None
+
+    def _memory(self, file: LeasedFile, num_bytes: int) -> Any:
+        """What a locked file holds: mapped, or copied if it is small. Nothing, if it is not a block's any more."""
         try:
-            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            data = _private(handle, num_bytes) if num_bytes < COPY_BELOW else _mapped(handle, num_bytes)
-        except BlockingIOError:
-            return None  # being written again
-        finally:
-            os.close(handle)
-        layout = _layout(data, block)
-        return None if layout is None else BlockView(layout, whole=data, writable=True)
+            size = os.stat(self._live + file.name).st_size  # by name, because a kept file may be free by now
+        except FileNotFoundError:
+            size = 0
+        if size < num_bytes:
+            return b""
+        if num_bytes >= SMALL:
+            return file.map(num_bytes, mmap.ACCESS_COPY)
+        data = np.empty(num_bytes, np.uint8)
+        os.preadv(file.handle, [data.data], 0)
+        return data
 
 
-def _private(handle: int, num_bytes: int) -> np.ndarray:
-    data = np.zeros(num_bytes, np.uint8)
-    os.preadv(handle, [data.data], 0)
-    return data
-
-
-def _mapped(handle: int, num_bytes: int) -> np.ndarray:
-    """Copy-on-write: the reader may change it, nobody else sees that. The mapping keeps a duplicate of the handle,
-    and with it the lock, until the last array over it is gone."""
-    if os.fstat(handle).st_size < num_bytes:
-        return np.zeros(0, np.uint8)
-    return np.frombuffer(mmap.mmap(handle, num_bytes, access=mmap.ACCESS_COPY), np.uint8)
-
-
-def _layout(data: np.ndarray, block: str) -> Layout | None:
+def _layout(data: Any, block: str) -> Layout | None:
     try:
         layout = parse(data)
     except QueueError:
@@ -206,7 +231,21 @@ def _layout(data: np.ndarray, block: str) -> Layout | None:
     return layout if layout.block == block else None
 
 
-def _write_all(handle: int, block: Block) -> None:
+def _name(free: str) -> str:
+    return free.partition("-")[2]
+
+
+def _copy(block: Block, memory: mmap.mmap) -> None:
+    """The header comes last: a block that was cut short has none."""
+    data = np.frombuffer(memory, np.uint8)
+    (_, header), *pieces = block.pieces
+    data[: header.nbytes] = 0
+    for start, piece in pieces:
+        data[start : start + piece.nbytes] = piece
+    data[: header.nbytes] = header
+
+
+def _write_all(block: Block, handle: int) -> None:
     buffers: list[memoryview] = []
     position = 0
     for start, piece in block.pieces:
@@ -243,9 +282,12 @@ def _drop(buffers: list[memoryview], count: int) -> None:
         buffers[0] = buffers[0][count:]
 
 
-def unlink(path: str) -> None:
+def discard(path: str) -> None:
+    """Delete a file and, unless somebody is using it, give its memory back, whoever has it mapped."""
     with contextlib.suppress(FileNotFoundError):
+        file = LeasedFile(path, "")
         os.unlink(path)
+        file.unlock()
 
 
 # -- where, and what dead runs left ----------------------------------------------------------------------------------
@@ -283,7 +325,7 @@ def reap(parent: Path) -> list[str]:
             continue  # not one of ours, somebody else's, or just gone
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder, ignore_errors=True)
+            _delete(folder)
             reaped.append(folder.name)
         except BlockingIOError:
             continue
@@ -298,7 +340,14 @@ def remove_run(prefix: str, base: str = "") -> None:
     """Delete all folders of a run on this machine."""
     for parent in _parents(base):
         for folder in parent.glob(f"{prefix}*"):
-            shutil.rmtree(folder, ignore_errors=True)
+            _delete(folder)
+
+
+def _delete(folder: Path) -> None:
+    for file in [*folder.glob("live/*"), *folder.glob("free/*")]:
+        with contextlib.suppress(OSError):
+            discard(str(file))
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _abandoned(parent: Path) -> list[Path]:

@@ -41,7 +41,7 @@ class SimpleStorage:
         elsewhere: dict[str, list[int]] = {}
         for i, locator in enumerate(locators):
             if locator.node == self.node:
-                found[i] = self._here().read(*_request(locator))
+                found[i] = self._here().read(*_request(locator), columns)
             else:
                 elsewhere.setdefault(locator.node, []).append(i)
         replies = {
@@ -98,7 +98,7 @@ class Server(NodeActor):
         self._segments = owned or Segments.create(name, spec.budget_bytes, spec.dir)
 
     def read(self, requests: Sequence[Request], columns: Sequence[str] | None) -> list[Pieces | None]:
-        found = [self._segments.read(*request) for request in requests]
+        found = [self._segments.read(*request, columns) for request in requests]
         return [None if view is None else _pieces(view, columns) for view in found]
 
     def free(self, names: Sequence[str]) -> None:

@@ -58,8 +58,14 @@ class Layout:
 
     def pieces(self, columns: Iterable[str] | None = None) -> list[tuple[int, int]]:
         """(start, bytes) of everything in some columns (None: all), in ascending order."""
-        wanted = self.fields if columns is None else [name for name in self.fields if name in set(columns)]
-        return [piece for name in wanted for piece in self.fields[name].pieces(self.num_rows)]
+        wanted = set(self.fields if columns is None else columns)
+        fields = [field for name, field in self.fields.items() if name in wanted]
+        return [piece for field in fields for piece in field.pieces(self.num_rows)]
+
+    def span(self, columns: Iterable[str] | None = None) -> tuple[int, int]:
+        """From the first byte of some columns to behind the last."""
+        pieces = self.pieces(columns)
+        return (pieces[0][0], sum(pieces[-1])) if pieces else (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
