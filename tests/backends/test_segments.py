@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import importlib
 import logging
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +28,22 @@ declare(Column("segment_bytes", Kind.ROW, "uint8", trailing=(None,)))
 BUDGET = 64 << 20
 
 
+def memory_folder() -> Any:
+    return tempfile.TemporaryDirectory(prefix="test-", dir="/dev/shm")
+
+
 def block(size: int = 1 << 20, value: int = 1) -> Block:
     return encode({"segment_bytes": torch.full((1, size), value, dtype=torch.uint8)}, ["a"])
 
 
-@pytest.fixture
-def files(tmp_path: Path) -> Any:
-    made = segments.Segments.create("tqppo-test", BUDGET, str(tmp_path))
-    yield made
-    made.remove()
+@pytest.fixture(params=["memory", "disk"])
+def files(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    """On disk, files are never written by a mapping."""
+    with contextlib.ExitStack() as folders:
+        base = str(tmp_path) if request.param == "disk" else folders.enter_context(memory_folder())
+        made = segments.Segments.create("tqppo-test", BUDGET, base)
+        yield made
+        made.remove()
 
 
 def read(files: Any, name: str, of: Block) -> Any:
@@ -133,7 +142,8 @@ def test_a_write_larger_than_one_system_call_is_whole(files: Any, monkeypatch: p
     assert np.array_equal(read(files, name, whole).values("segment_bytes"), data.numpy()[0])
 
 
-def test_the_reaper_takes_dead_runs_and_leaves_live_ones(tmp_path: Path, files: Any) -> None:
+def test_the_reaper_takes_dead_runs_and_leaves_live_ones(tmp_path: Path) -> None:
+    living = segments.Segments.create("tqppo-test", BUDGET, str(tmp_path))
     script = (
         "import importlib, sys; s = importlib.import_module('tqppo_backends.storage.segments');"
         "kept = s.Segments.create('tqppo-dead', 1 << 20, sys.argv[1]); print(kept.folder)"
@@ -143,6 +153,7 @@ def test_the_reaper_takes_dead_runs_and_leaves_live_ones(tmp_path: Path, files: 
     assert (tmp_path / "tqppo-dead").exists()
     assert segments.reap(tmp_path) == ["tqppo-dead"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["tqppo-somebody-elses", "tqppo-test"]
+    living.remove()
 
 
 def test_small_shared_memory_falls_back_with_a_message(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -155,7 +156,7 @@ def _joined(views: Sequence[BlockView], runs: Runs, sources: list[Bytes], num_by
 def _item_bytes(like: Field) -> int:
     if like.kind == "json":
         return 1
-    return torch_dtype(like.dtype).itemsize * int(np.prod(like.shape, dtype=np.int64))
+    return torch_dtype(like.dtype).itemsize * math.prod(like.shape)
 
 
 def tensor_over(values: Bytes, like: Field, count: int) -> Tensor:
