@@ -75,7 +75,8 @@ def _declare_own() -> None:
         Column("reward", row, writer="rollout", readers=("estimator",)),
         Column("model_score", row, writer="reward_model", readers=("estimator",)),
         Column("baseline_reward", row, writer="rollout", readers=("estimator",)),
-        Column("position_ids", sequence, "int64", writer="rollout", readers=_ALL),
+        # (k, S), for models that want more than a token's place, which needs no column
+        Column("position_ids", sequence, "int64", trailing=(None,), ragged_dim=1, writer="rollout", readers=_ALL),
         Column("routed_experts", sequence, "int16", trailing=(None, None), writer="rollout", readers=("actor",)),
         Column("teacher_ids", sequence, "int32", trailing=(None,), writer="teachers", readers=("actor",)),
         Column("teacher_logprobs", sequence, trailing=(None,), writer="teachers", readers=("actor",)),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import glob
+import importlib
 import os
 import signal
 import subprocess
@@ -20,9 +22,11 @@ from faults.processes import SOON_S, index_of, lost_soon, process_of, storage_of
 
 from tqppo.errors import DataLost, QueueError
 from tqppo.queue import calls
+from tqppo.queue.block import Block
 from tqppo.queue.client import BatchMeta, Queue
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import test files
+segments = importlib.import_module("tqppo_backends.storage.segments")
 
 STORAGES = ["simple", "ray"]
 LARGE = 400_000  # tokens: 3 MB, more than a storage keeps in a corner
@@ -48,12 +52,16 @@ class Producer:
 
     def die_while_writing(self, queue: Queue) -> None:
         self.put(queue, ["before"], 10)
-        write, block = os.pwritev, calls.Remote.block
+        write, copy, block = os.pwritev, segments._copy, calls.Remote.block
 
         def half(handle: int, buffers: Any, position: int) -> int:
             write(handle, [buffers[0], buffers[1][:100]], position)
             os.kill(os.getpid(), signal.SIGKILL)
             return 0
+
+        def half_copied(whole: Block, memory: Any) -> None:
+            copy(dataclasses.replace(whole, pieces=whole.pieces[:2]), memory)
+            os.kill(os.getpid(), signal.SIGKILL)
 
         def unheard(reply: calls.Remote) -> Any:
             if reply.who.startswith("the storage"):  # asked, but the answer finds nobody
@@ -61,7 +69,14 @@ class Producer:
             return block(reply)
 
         os.pwritev, calls.Remote.block = half, unheard  # type: ignore[assignment,method-assign]
+        segments._copy = half_copied
         self.put(queue, ["ghost"], LARGE)
+
+    def die_while_writing_again(self, queue: Queue) -> None:
+        """Into memory that it has used before."""
+        for _ in range(2):
+            queue.clear(self.put(queue, ["early"], LARGE))
+        self.die_while_writing(queue)
 
 
 @pytest.fixture(scope="module", params=STORAGES)
@@ -94,7 +109,7 @@ def _kept_bytes(keeper: Any) -> int:
 # -- producers -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("death", ["die_before_publishing", "die_while_writing"])
+@pytest.mark.parametrize("death", ["die_before_publishing", "die_while_writing", "die_while_writing_again"])
 @pytest.mark.slow
 def test_a_producer_that_dies_in_a_put_leaves_its_rows_and_no_ghosts(queue: Queue, death: str) -> None:
     producer = Producer.remote()  # type: ignore[attr-defined]

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tqppo.algorithms.layout import to_nested
 from tqppo.columns import Column, Kind, column
 from tqppo.errors import DataError
 
@@ -78,12 +77,10 @@ def _neutral(declared: Column, sizes: tuple[int, ...], count: int) -> Tensor | l
     dtype = getattr(torch, declared.dtype)
     if declared.kind is Kind.ROW:
         return torch.full((count, *sizes), neutral, dtype=dtype)
-    length = _LENGTHS[declared.kind]
-    if declared.ragged_dim == 0:
-        return to_nested(torch.full((count * length, *sizes), neutral, dtype=dtype), torch.full((count,), length))
-    shape = (*sizes[: declared.ragged_dim], length, *sizes[declared.ragged_dim :])
-    rows = [torch.full(shape, neutral, dtype=dtype)] * count
-    return torch.nested.nested_tensor(rows, layout=torch.jagged)
+    length, ragged = _LENGTHS[declared.kind], declared.ragged_dim
+    values = torch.full((*sizes[:ragged], count * length, *sizes[ragged:]), neutral, dtype=dtype)
+    offsets = torch.arange(count + 1) * length
+    return torch.nested.nested_tensor_from_jagged(values, offsets, jagged_dim=ragged + 1)
 
 
 def mini_batches(is_padding: Tensor, count: int) -> list[Tensor]:
