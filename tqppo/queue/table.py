@@ -32,7 +32,6 @@ class Cells:
 class Table:
     def __init__(self) -> None:
         self.rows: dict[str, int] = {}  # key → slot
-        self.keys: list[str] = []  # slot → key
         self.tags: list[dict[str, Any]] = []  # slot → tags
         self.versions = np.zeros(0, np.int64)
         self.columns: dict[str, Cells] = {}
@@ -42,21 +41,20 @@ class Table:
         """Slots of these keys, made where they are new, and a mask of those that were there before."""
         found = list(map(self.rows.get, keys))
         known = np.array([slot is not None for slot in found], bool)
-        for i in np.flatnonzero(~known).tolist():
-            found[i] = self._new(keys[i])
-        self._grow(len(self.keys))
-        return np.array(found, np.int64), known
+        slots = np.empty(len(found), np.int64)
+        slots[known] = [slot for slot in found if slot is not None]
+        slots[~known] = self._new([key for key, slot in zip(keys, found, strict=True) if slot is None])
+        self._grow(len(self.tags))
+        return slots, known
 
-    def _new(self, key: str) -> int:
-        if self._spare:
-            slot = self._spare.pop()
-            self.keys[slot], self.tags[slot] = key, {}
-        else:
-            slot = len(self.keys)
-            self.keys.append(key)
-            self.tags.append({})
-        self.rows[key] = slot
-        return slot
+    def _new(self, keys: Sequence[str]) -> list[int]:
+        kept = max(0, len(self._spare) - len(keys))
+        slots, self._spare = self._spare[kept:], self._spare[:kept]
+        more = range(len(self.tags), len(self.tags) + len(keys) - len(slots))
+        self.tags.extend({} for _ in more)
+        slots.extend(more)
+        self.rows.update(zip(keys, slots, strict=True))
+        return slots
 
     def _grow(self, size: int) -> None:
         if size > len(self.versions):
