@@ -52,7 +52,7 @@ def test_slots_are_used_again_without_old_cells() -> None:
     index, _ = make()
     publish(index, ["a", "b"], ("x",), "one")
     index.clear("train", ["a"])
-    index.tag("train", {"c": {"n": 1}})
+    index.tag("train", ["c"], [{"n": 1}])
     with pytest.raises(QueueError, match=r"'x'.*missing on rows 'c'"):
         index.locate("train", ["b", "c"], ["x"])
 
@@ -114,7 +114,7 @@ def test_tags_of_many_threads_are_all_kept() -> None:
 
     def write(name: str) -> None:
         for i in range(200):
-            index.tag("train", {"row": {f"{name}{i}": i}})
+            index.tag("train", ["row"], [{f"{name}{i}": i}])
 
     threads = [threading.Thread(target=write, args=(name,)) for name in "abcd"]
     for thread in threads:

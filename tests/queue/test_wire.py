@@ -19,7 +19,7 @@ from tqppo.queue.index import Located
 SPEC = StorageSpec("wiretest", 1 << 20, token="secret")
 
 
-async def handle(method: str, args: tuple[Any, ...], timeout_s: float) -> Any:
+async def handle(method: str, args: tuple[Any, ...], timeout_s: float, gone: wire.Gone) -> Any:
     if method == "clear":
         raise QueueError(f"no such rows: {args[0]}")
     if method == "stats":
@@ -80,7 +80,7 @@ def test_what_is_more_than_json_takes_another_way() -> None:
                 await ask(line, "stats")
             assert served.collect(odd.value.ticket) == {"odd": {1, 2}}
             assert line.call("stats", (), 1.0, 0.0) is None  # from now on
-            assert line.call("wait", (), 1.0, 0.0) is None
+            assert line.call("dump", (), 1.0, 0.0) is None
             assert line.call("tag", ({"a": {"set": {1}}},), 1.0, 0.0) is None
             line.close()
 

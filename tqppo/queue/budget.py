@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from tqppo.errors import QueueError
 from tqppo.protocols import Locator
@@ -18,6 +20,13 @@ from tqppo.queue.calls import Waiting
 class _Account:
     used: int = 0
     waiting: deque[tuple[int, Callable[[], Any], Future[Any]]] = field(default_factory=deque)
+    is_granting: bool = False
+
+
+class _Reserved(NamedTuple):
+    node: str
+    num_bytes: int
+    since: float
 
 
 class Budget:
@@ -27,6 +36,8 @@ class Budget:
         self.limit = limit
         self._lock = lock
         self._accounts: dict[str, _Account] = {}
+        self._reserved: dict[int, _Reserved] = {}
+        self._tickets = itertools.count(1)
 
     def ask(self, node: str, num_bytes: int, *, grant: Callable[[], Any], holders: Callable[[], str]) -> Waiting:
         """Call `grant` once these bytes fit, count them, and answer with what it returns."""
@@ -46,7 +57,7 @@ class Budget:
             with self._lock:
                 return (
                     f"a put of {num_bytes:,} bytes waits: {account.used:,} of {self.limit:,} bytes of node {node} "
-                    f"are in use. Held by {holders()}"
+                    f"are in use. Held by {self._holders(node, holders)}"
                 )
 
         def drop() -> bool:
@@ -60,13 +71,55 @@ class Budget:
         return Waiting(future, explain, drop)
 
     def _grant(self, account: _Account) -> None:
+        """Never from within a grant, which may give bytes back: the loop that is under way goes on with those."""
+        if account.is_granting:
+            return
+        account.is_granting = True
         while account.waiting and account.used + account.waiting[0][0] <= self.limit:
             num_bytes, grant, future = account.waiting.popleft()
             account.used += num_bytes
-            future.set_result(grant())
+            try:
+                future.set_result(grant())
+            except Exception as error:  # noqa: BLE001 (it is for whoever waits)
+                account.used -= num_bytes
+                future.set_exception(error)
+        account.is_granting = False
+
+    def _holders(self, node: str, holders: Callable[[], str]) -> str:
+        under_way = sum(each.num_bytes for each in self._reserved.values() if each.node == node)
+        return holders() + (f"; {under_way:,} bytes: puts under way" if under_way else "")
+
+    # -- bytes of blocks that are still to be written --------------------------------------------------------------
+
+    def reserve(self, node: str, num_bytes: int, *, holders: Callable[[], str]) -> Waiting:
+        """Count these bytes once they fit; answers a ticket, to be redeemed or released."""
+
+        def grant() -> int:
+            ticket = next(self._tickets)
+            self._reserved[ticket] = _Reserved(node, num_bytes, time.monotonic())
+            return ticket
+
+        return self.ask(node, num_bytes, grant=grant, holders=holders)
+
+    def redeem(self, ticket: int | None) -> bool:
+        """The reserved bytes are a block's from now on. False: there are none, or not any more."""
+        return ticket is not None and self._reserved.pop(ticket, None) is not None
+
+    def release(self, ticket: int) -> None:
+        reserved = self._reserved.pop(ticket, None)
+        if reserved is not None:
+            self.give_back([Locator(reserved.node, "", reserved.num_bytes)])
+
+    def expire(self, older_than_s: float) -> None:
+        """Release what was reserved long ago, by processes that never came back."""
+        old = time.monotonic() - older_than_s
+        for ticket in [ticket for ticket, each in self._reserved.items() if each.since < old]:
+            self.release(ticket)
+
+    # -- accounts --------------------------------------------------------------------------------------------------
 
     def add(self, locator: Locator) -> None:
-        """Count bytes without asking: of a copy that is about to replace something larger."""
+        """Count bytes without asking: of blocks that take the place of others."""
         self._account(locator.node).used += locator.num_bytes
 
     def give_back(self, locators: Sequence[Locator]) -> None:

@@ -7,6 +7,8 @@ deadline, a blocking form and an `a…` twin for event loops, and never returns 
 from __future__ import annotations
 
 import logging
+import os
+import time
 import uuid
 import weakref
 from collections.abc import Collection, Mapping, Sequence
@@ -18,15 +20,15 @@ import ray
 from tqppo import plugins
 from tqppo.columns import Column, custom, declare
 from tqppo.errors import DataLost, QueueError
-from tqppo.protocols import Storage, StorageSpec
+from tqppo.protocols import Locator, Storage, StorageSpec
 from tqppo.queue import snapshots
 from tqppo.queue.arena import Arena
-from tqppo.queue.block import BlockView
+from tqppo.queue.block import Block, BlockView
 from tqppo.queue.calls import START_S, Silence, run
 from tqppo.queue.encode import encode
 from tqppo.queue.gather import Runs, Shape, excerpt, gather, nothing
 from tqppo.queue.index import Located
-from tqppo.queue.meta import BatchMeta, Jagged, Tags, duplicates, shorten
+from tqppo.queue.meta import BatchMeta, Jagged, Tags, check_keys, plain, plain_tags, shorten
 from tqppo.queue.service import Link, LocalLink, RayLink, Service, this_node
 
 __all__ = ["BatchMeta", "Jagged", "Queue"]
@@ -63,16 +65,17 @@ class Queue:
         link: Link = LocalLink(Service(storage, spec)) if local else RayLink.start(storage, spec)
         queue = cls(storage, spec, link)
         run(queue._storage())
-        queue._end = weakref.finalize(queue, _end, link, queue._store)
+        queue._end = weakref.finalize(queue, _end, os.getpid(), link, queue._store)
         return queue
 
     # -- blocking --------------------------------------------------------------------------------------------------
 
     def put(
-        self, keys: Sequence[str] | BatchMeta, columns: Columns, *, partition: str = "train",
+        self, keys: Sequence[str] | BatchMeta, columns: Columns, *, partition: str | None = None,
         tags: Sequence[Tags] | None = None, timeout_s: float | None = None,
     ) -> BatchMeta:  # fmt: skip
-        """Write columns of rows, new or known. Given a batch, answers with it and the columns added."""
+        """Write columns of rows: by keys, new or known, of partition "train" if none is given; or of a batch, whose
+        rows must be there, and which is answered with the columns added. Tags are merged, and are JSON."""
         return run(self.aput(keys, columns, partition=partition, tags=tags, timeout_s=timeout_s))
 
     def get(self, batch: BatchMeta, columns: Sequence[str]) -> dict[str, Any]:
@@ -108,7 +111,7 @@ class Queue:
 
     def restore(self, folder: str | Path) -> None:
         """Replace everything by what a snapshot holds."""
-        run(snapshots.load(Path(folder), self._ask, run(self._storage())))
+        run(snapshots.load(Path(folder), self._ask, run(self._storage()), self.spec.budget_bytes))
 
     def close(self) -> None:
         """End the queue, if this is the handle that made it; otherwise only let go of it."""
@@ -120,27 +123,41 @@ class Queue:
     # -- asynchronous ----------------------------------------------------------------------------------------------
 
     async def aput(
-        self, keys: Sequence[str] | BatchMeta, columns: Columns, *, partition: str = "train",
+        self, keys: Sequence[str] | BatchMeta, columns: Columns, *, partition: str | None = None,
         tags: Sequence[Tags] | None = None, timeout_s: float | None = None,
     ) -> BatchMeta:  # fmt: skip
-        batch = keys if isinstance(keys, BatchMeta) else _new_batch(partition, keys, tags)
+        is_append = isinstance(keys, BatchMeta)
+        batch = _rows_to_put(keys, partition, tags)
         if not len(batch) or not columns:
             if len(batch):
                 raise QueueError(f"a put needs at least one column; to set tags only, use tag(): {shorten(batch.keys)}")
             return batch.with_columns(*columns)
-        sent = None if tags is None else list(tags)
-        block, store = encode(columns, batch.keys), await self._storage()
-        if self._spare < 4 * block.num_bytes:  # memory is (or may be) short: do not write before there is room
-            await self._ask("room", this_place(self.spec), block.num_bytes, timeout_s=timeout_s)
-        names = tuple(columns)
-        try:
-            locator = await store.write(block)
-        except (DataLost, Silence) as error:
-            raise DataLost(f"columns {', '.join(names)} of {_rows_of(batch)} were not put: {error}") from error
-        answer = await self._ask("publish", batch.partition, batch.keys, sent, names, locator, timeout_s=timeout_s)
+        sent = None if tags is None else plain_tags(batch.keys, tags)
+        names, deadline = tuple(columns), time.monotonic() + (self.spec.timeout_s if timeout_s is None else timeout_s)
+        block = encode(columns, batch.keys)
+        locator, ticket = await self._write(block, batch, names, deadline)
+        answer = await self._ask(
+            "publish", batch.partition, batch.keys, sent, names, locator, ticket, is_append, timeout_s=_until(deadline)
+        )
         self._spare = answer["spare"]
-        stored = batch.tags if isinstance(keys, BatchMeta) and tags is None else answer["tags"] or batch.tags
+        stored = batch.tags if is_append and tags is None else tuple(answer["tags"] or sent or batch.tags)
         return BatchMeta(batch.partition, batch.keys, stored, batch.columns, answer["version"]).with_columns(*names)
+
+    async def _write(
+        self, block: Block, batch: BatchMeta, names: Sequence[str], deadline: float
+    ) -> tuple[Locator, int | None]:
+        """Place a block; where memory is (or may be) short, not before there is room for it."""
+        store, ticket = await self._storage(), None
+        if self._spare < 4 * block.num_bytes:
+            ticket = await self._ask("room", this_place(self.spec), block.num_bytes, timeout_s=_until(deadline))
+        try:
+            return await store.write(block), ticket
+        except BaseException as error:
+            if ticket is not None:
+                await self._ask("release", ticket)
+            if isinstance(error, (DataLost, Silence)):
+                raise DataLost(f"columns {', '.join(names)} of {_rows_of(batch)} were not put: {error}") from error
+            raise
 
     async def aget(self, batch: BatchMeta, columns: Sequence[str]) -> dict[str, Any]:
         names = [columns] if isinstance(columns, str) else list(dict.fromkeys(columns))
@@ -158,26 +175,32 @@ class Queue:
 
     async def atag(self, tags: Mapping[str, Tags], *, partition: str = "train") -> None:
         if tags:
-            await self._ask("tag", partition, {key: dict(tag) for key, tag in tags.items()})
+            keys = tuple(tags)
+            check_keys(keys)
+            await self._ask("tag", partition, keys, plain_tags(keys, list(tags.values())))
 
     async def alist(
         self, partition: str = "train", *, where: Tags | None = None, cursor: int | None = None
     ) -> BatchMeta:
-        return BatchMeta(partition, *await self._ask("list", partition, where, cursor))
+        return BatchMeta(partition, *await self._ask("list", partition, _plain_filter(where or {}), cursor))
 
     async def await_(
         self, keys: Sequence[str], *, partition: str = "train", where: Tags = SETTLED, timeout_s: float | None = None,
         at_least: int | None = None,
     ) -> BatchMeta:  # fmt: skip
+        _check_list(keys)
         wanted = len(keys) if at_least is None else min(at_least, len(keys))
-        answer = await self._ask("wait", partition, tuple(keys), dict(where), wanted, timeout_s=timeout_s)
+        answer = await self._ask("wait", partition, tuple(keys), _plain_filter(where), wanted, timeout_s=timeout_s)
         return BatchMeta(partition, *answer)
 
     async def aclear(self, batch: BatchMeta) -> None:
         if not len(batch):
             return
         for block in await self._ask("clear", batch.partition, batch.keys):
-            await self._compact(block)
+            try:
+                await self._compact(block)
+            except QueueError as error:  # the rows are gone all the same
+                log.warning("part of a block's memory does not come back before its other rows are cleared: %s", error)
 
     async def astats(self) -> dict[str, Any]:
         return await self._ask("stats")
@@ -235,13 +258,19 @@ class Queue:
         if survivors is None:
             return
         locator, columns, rows = survivors
-        store = await self._storage()
+        store, here = await self._storage(), this_place(self.spec)
+        if locator.node != here and await self._spare_of(here) < locator.num_bytes:
+            return  # it would come to this node, which has no room for it
         (view,) = await store.read([locator], columns)
         if view is None:
             return
         smaller = await store.write(excerpt(view, columns, rows))
         if not await self._ask("replace", block, rows, columns, smaller):
             store.free([smaller])
+
+    async def _spare_of(self, node: str) -> int:
+        account = (await self.astats())["nodes"].get(node)
+        return self.spec.budget_bytes if account is None else account["budget"] - account["bytes"]
 
     def __reduce__(self) -> Any:
         return _arrived, (self.storage, self.spec, self._link, custom())
@@ -254,14 +283,30 @@ def _arrived(storage: str, spec: StorageSpec, link: Link, columns: Sequence[Colu
     return Queue(storage, spec, link)
 
 
-def _new_batch(partition: str, keys: Sequence[str], tags: Sequence[Tags] | None) -> BatchMeta:
-    if isinstance(keys, str):
-        raise QueueError(f"keys are a list of strings, not one string: {keys!r}")
+def _rows_to_put(keys: Sequence[str] | BatchMeta, partition: str | None, tags: Sequence[Tags] | None) -> BatchMeta:
     if tags is not None and len(tags) != len(keys):
         raise QueueError(f"{len(keys)} keys were given {len(tags)} tags")
-    if len(set(keys)) != len(keys):
-        raise QueueError(f"keys appear twice in one put: {shorten(duplicates(keys))}")
-    return BatchMeta(partition, tuple(keys), tuple(tags or ()))
+    if not isinstance(keys, BatchMeta):
+        _check_list(keys)
+        return BatchMeta(partition or "train", tuple(keys))
+    if partition not in (None, keys.partition):
+        raise QueueError(f"rows of partition {keys.partition!r} cannot be put into partition {partition!r}")
+    return keys
+
+
+def _check_list(keys: Sequence[str]) -> None:
+    if isinstance(keys, str):
+        raise QueueError(f"keys are a list of strings, not one string: {keys!r}")
+    check_keys(keys)
+
+
+def _plain_filter(where: Tags) -> Any:
+    several = (set, frozenset, tuple)
+    return plain({name: list(wanted) if isinstance(wanted, several) else wanted for name, wanted in where.items()})
+
+
+def _until(deadline: float) -> float:
+    return max(0.0, deadline - time.monotonic())
 
 
 def _rows_of(batch: BatchMeta, keys: Collection[str] | None = None) -> str:
@@ -273,7 +318,9 @@ def this_place(spec: StorageSpec) -> str:
     return this_node() if spec.distributed else "local"
 
 
-def _end(link: Link, store: Storage | None) -> None:
+def _end(owner: int, link: Link, store: Storage | None) -> None:
+    if os.getpid() != owner:  # a child that was forked has inherited the handle, not the queue
+        return
     try:
         link.close()
     except QueueError as error:

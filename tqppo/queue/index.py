@@ -8,20 +8,22 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from tqppo.errors import QueueError
+from tqppo.errors import CheckpointError, QueueError
 from tqppo.protocols import Locator
 from tqppo.queue.budget import Budget
 from tqppo.queue.calls import Waiting
 from tqppo.queue.meta import shorten
-from tqppo.queue.table import Table, matches
+from tqppo.queue.pins import Pins
+from tqppo.queue.table import Table
+from tqppo.queue.waiters import Waiter, Waiters
 
 COMPACT_ABOVE_BYTES = 64 * 1024
+Rows = tuple[list[str], list[dict[str, Any]], tuple[str, ...], int]  # keys, tags, common columns, version
 
 
 @dataclass(slots=True)
@@ -54,34 +56,47 @@ class Index:
         self._free = free
         self._tables: dict[str, Table] = {}
         self._blocks: dict[int, Record] = {}
-        self._expected: list[Locator] = []
+        self._expected: dict[str, Locator] = {}  # by block
+        self._pins = Pins()
+        self._waiters = Waiters(self._tags_of, self._rows)
         self._next_block = 0
         self._version = 0
-        self._waiters: list[tuple[str, Callable[[], Any], Future[Any]]] = []
 
     # -- writing ---------------------------------------------------------------------------------------------------
 
     def room(self, node: str, num_bytes: int) -> Waiting:
-        """Wait until this many bytes fit on a node, without taking them: asked before a large block is written."""
-
-        def grant() -> None:
-            self.budget.give_back([Locator(node, "", num_bytes)])
-
+        """Wait until this many bytes fit on a node, and reserve them: asked before a large block is written."""
         with self._lock:
-            return self.budget.ask(node, num_bytes, grant=grant, holders=lambda: self._holders(node))
+            return self.budget.reserve(node, num_bytes, holders=lambda: self._holders(node))
+
+    def release(self, ticket: int) -> None:
+        """Of bytes that were reserved and will not be written."""
+        with self._lock:
+            self.budget.release(ticket)
 
     def publish(
-        self, partition: str, keys: Sequence[str], tags: Sequence[Mapping[str, Any]] | None, columns: tuple[str, ...],
-        locator: Locator,
-    ) -> Waiting:  # fmt: skip
-        """Make a written block visible, as soon as the budget of its node allows."""
+        self, partition: str, keys: Sequence[str], tags: Sequence[Mapping[str, Any]] | None, columns: Sequence[str],
+        locator: Locator, ticket: int | None = None, must_exist: bool = False,
+    ) -> Waiting | dict[str, Any]:  # fmt: skip
+        """Make a written block visible: at once with a ticket of `room`, else when the budget of its node allows."""
+        if tags is not None and len(tags) != len(keys):
+            raise QueueError(f"{len(keys)} rows were given {len(tags)} tags")
+
+        def grant() -> dict[str, Any]:
+            if must_exist:
+                self._table(partition, keys).slots(keys, partition)
+            return self._publish(partition, keys, tags, tuple(columns), locator)
+
         with self._lock:
-            return self.budget.ask(
-                locator.node,
-                locator.num_bytes,
-                grant=lambda: self._publish(partition, keys, tags, columns, locator),
-                holders=lambda: self._holders(locator.node),
-            )
+            if not self.budget.redeem(ticket):
+                return self.budget.ask(
+                    locator.node, locator.num_bytes, grant=grant, holders=lambda: self._holders(locator.node)
+                )
+            try:
+                return grant()
+            except QueueError:
+                self.budget.give_back([locator])
+                raise
 
     def _publish(
         self, partition: str, keys: Sequence[str], tags: Sequence[Mapping[str, Any]] | None, columns: tuple[str, ...],
@@ -90,22 +105,22 @@ class Index:
         table = self._tables.setdefault(partition, Table())
         slots, known = table.add(keys)
         number = self._next_block = self._next_block + 1
-        self._blocks[number] = Record(locator, partition, slots, tuple(columns), len(keys) * len(columns))
+        self._blocks[number] = Record(locator, partition, slots, columns, len(keys) * len(columns))
         self._release(table.place(slots, columns, number, np.arange(len(keys), dtype=np.int32)))
         before = [dict(table.tags[slot]) for slot in slots[known]] if known.any() else []
         if tags is not None:
             table.merge(slots, tags)
-        self._changed(partition, slots)
-        stored = [table.tags[slot] for slot in slots] if any(before) else None  # None: just what the caller gave
+        self._changed(partition, keys, slots)
+        stored = table.tags_at(slots) if any(before) else None  # None: just what the caller gave
         return {"tags": stored, "version": self._version, "spare": self.budget.spare(locator.node)}
 
-    def tag(self, partition: str, tags: Mapping[str, Mapping[str, Any]]) -> int:
+    def tag(self, partition: str, keys: Sequence[str], tags: Sequence[Mapping[str, Any]]) -> int:
         """Merge tags into rows; rows that do not exist are made, without columns."""
         with self._lock:
             table = self._tables.setdefault(partition, Table())
-            slots, _ = table.add(list(tags))
-            table.merge(slots, list(tags.values()))
-            self._changed(partition, slots)
+            slots, _ = table.add(keys)
+            table.merge(slots, tags)
+            self._changed(partition, keys, slots)
             return self._version
 
     def clear(self, partition: str, keys: Sequence[str]) -> list[int]:
@@ -114,19 +129,22 @@ class Index:
             table = self._table(partition, keys)
             slots = table.slots(keys, partition)
             shrunk = table.remove(keys, slots)
-            self._release(shrunk)
             if not table.rows:
                 del self._tables[partition]
             self._version += 1
+            self._waiters.changed(partition, keys)
+            self._release(shrunk)
             return [block for block in shrunk if self._is_sparse(block)]
 
     # -- compaction ------------------------------------------------------------------------------------------------
 
     def _is_sparse(self, block: int) -> bool:
+        """Whether a copy of the rows and columns that still have something would be half as large, or smaller."""
         record = self._blocks.get(block)
-        if record is None or record.locator.num_bytes < COMPACT_ABOVE_BYTES:
+        if record is None or record.locator.num_bytes < COMPACT_ABOVE_BYTES or 2 * record.live > record.cells:
             return False
-        return 2 * record.live <= record.cells
+        alive = self._alive(block, record)
+        return 2 * int(alive.any(axis=0).sum()) * int(alive.any(axis=1).sum()) <= record.cells
 
     def survivors(self, block: int) -> tuple[Locator, tuple[str, ...], np.ndarray] | None:
         """What is left of a block: where it is, the columns and rows that still live. None: nothing."""
@@ -164,12 +182,17 @@ class Index:
 
     def _release(self, dead: Mapping[int, int]) -> None:
         """Count cells of blocks as gone; blocks without any are freed."""
-        freed = []
+        empty = {}
         for number, cells in dead.items():
             record = self._blocks[number]
             record.live -= cells
             if record.live == 0:
-                freed.append(self._blocks.pop(number).locator)
+                empty[number] = self._blocks.pop(number).locator
+        self._retire(empty)
+
+    def _retire(self, blocks: Mapping[int, Locator]) -> None:
+        """Free blocks; those that a snapshot is about to read, later."""
+        freed = self._pins.unpinned(blocks)
         if freed:
             self._free(freed)
             self.budget.give_back(freed)
@@ -195,75 +218,44 @@ class Index:
             compact = [(names, np.searchsorted(numbers, block).astype(np.int32), row) for names, block, row in groups]
             return Located([(int(n), self._blocks[int(n)].locator) for n in numbers], compact)
 
-    def list(
-        self, partition: str, where: Mapping[str, Any] | None, cursor: int | None
-    ) -> tuple[list[str], list[dict[str, Any]], tuple[str, ...], int]:
-        """Rows whose tags match, of those changed after `cursor`: keys, tags, common columns, the new cursor."""
+    def list(self, partition: str, where: Mapping[str, Any] | None, cursor: int | None) -> Rows:
+        """Rows whose tags match, of those changed after `cursor`."""
         with self._lock:
             table = self._tables.get(partition)
-            if table is None:
-                return [], [], (), self._version
-            found = table.find(where or {}, -1 if cursor is None else cursor)
-            slots = np.array([table.rows[key] for key in found], np.int64)
-            return found, [table.tags[s] for s in slots], table.common_columns(slots), self._version
+            found = [] if table is None else table.find(where or {}, -1 if cursor is None else cursor)
+            return self._rows(partition, found)
+
+    def _rows(self, partition: str, keys: Sequence[str]) -> Rows:
+        table = self._tables.get(partition)
+        if table is None:
+            return [], [], (), self._version
+        slots = np.array([table.rows[key] for key in keys], np.int64)
+        return [*keys], table.tags_at(slots), table.common_columns(slots), self._version
 
     def wait(self, partition: str, keys: Sequence[str], where: Mapping[str, Any], at_least: int) -> Waiting:
         """Answer like `list`, of these keys, when `at_least` of them match."""
+        waiter = Waiter(partition, keys, where, at_least)
 
-        def ready() -> Any:
-            table = self._tables.get(partition)
-            tags = [] if table is None else [(key, table.tags_of(key)) for key in keys]
-            done = [key for key, tag in tags if tag is not None and matches(tag, where)]
-            if len(done) < at_least:
-                return None
-            assert table is not None or not done
-            slots = np.array([table.rows[key] for key in done], np.int64) if table else np.zeros(0, np.int64)
-            kept = [table.tags[s] for s in slots] if table else []
-            return done, kept, (table.common_columns(slots) if table else ()), self._version
+        def explain() -> str:
+            with self._lock:
+                return self._waiters.missing(waiter)
+
+        def drop() -> bool:
+            with self._lock:
+                return self._waiters.drop(waiter)
 
         with self._lock:
-            future: Future[Any] = Future()
-            future.set_running_or_notify_cancel()  # whoever waits may give up, but not cancel it
-            entry = (partition, ready, future)
-            self._waiters.append(entry)
-            self._wake(partition)
-            return Waiting(future, lambda: self._missing(partition, keys, where, at_least), lambda: self._drop(entry))
+            self._waiters.add(waiter)
+        return Waiting(waiter.future, explain, drop)
 
-    def _missing(self, partition: str, keys: Sequence[str], where: Mapping[str, Any], at_least: int) -> str:
-        with self._lock:
-            table = self._tables.get(partition)
-            late = []
-            for key in keys:
-                tag = table.tags_of(key) if table else None
-                if tag is None:
-                    late.append(f"{key} (no such row yet)")
-                elif not matches(tag, where):
-                    late.append(f"{key} ({', '.join(f'{name}={tag.get(name)!r}' for name in where)})")
-        done = len(keys) - len(late)
-        wanted = ", ".join(f"{name} in {value!r}" for name, value in where.items())
-        return (
-            f"{done} of {len(keys)} rows of partition {partition!r} have {wanted or 'appeared'} "
-            f"({at_least} wanted); still missing: {shorten(late)}"
-        )
+    def _tags_of(self, partition: str, key: str) -> Mapping[str, Any] | None:
+        table = self._tables.get(partition)
+        return None if table is None else table.tags_of(key)
 
-    def _drop(self, entry: tuple[str, Callable[[], Any], Future[Any]]) -> bool:
-        with self._lock:
-            if entry not in self._waiters:
-                return False
-            self._waiters.remove(entry)
-            return True
-
-    def _changed(self, partition: str, slots: np.ndarray) -> None:
+    def _changed(self, partition: str, keys: Sequence[str], slots: np.ndarray) -> None:
         self._version += 1
         self._tables[partition].versions[slots] = self._version
-        self._wake(partition)
-
-    def _wake(self, partition: str) -> None:
-        for entry in [waiter for waiter in self._waiters if waiter[0] == partition]:
-            answer = entry[1]()
-            if answer is not None:
-                self._waiters.remove(entry)
-                entry[2].set_result(answer)
+        self._waiters.changed(partition, keys)
 
     # -- accounts --------------------------------------------------------------------------------------------------
 
@@ -296,58 +288,66 @@ class Index:
     def known(self) -> Sequence[Locator]:
         """Every block that somebody may still ask for."""
         with self._lock:
-            return [*(record.locator for record in self._blocks.values()), *self._expected]
+            published = [record.locator for record in self._blocks.values()]
+            return [*published, *self._expected.values(), *self._pins.lingering()]
+
+    def holds(self, locator: Locator) -> bool:
+        with self._lock:
+            return any(record.locator.block == locator.block for record in self._blocks.values())
+
+    def expire(self, older_than_s: float) -> None:
+        """Let go of what processes reserved or pinned that never came back."""
+        with self._lock:
+            self.budget.expire(older_than_s)
+            self._retire(self._pins.expire(5 * older_than_s))  # a snapshot may take a while
+
+    # -- snapshots -------------------------------------------------------------------------------------------------
+
+    def dump(self) -> dict[str, Any]:
+        """Everything, for a snapshot. The blocks stay until `unpin`, whatever becomes of their rows."""
+        with self._lock:
+            tables = {name: table.dump() for name, table in self._tables.items()}
+            return {
+                "tables": tables,
+                "blocks": {number: record.locator for number, record in self._blocks.items()},
+                "pin": self._pins.add(self._blocks),
+            }
+
+    def unpin(self, pin: int) -> None:
+        with self._lock:
+            self._retire(self._pins.remove(pin))
 
     def expect(self, locator: Locator) -> None:
         """A block that a `load` is going to bring; until then it counts as known."""
         with self._lock:
-            self._expected.append(locator)
+            self._expected[locator.block] = locator
 
-    def dump(self) -> dict[str, Any]:
-        """Everything, for a snapshot."""
+    def forget(self, blocks: Sequence[str]) -> None:
+        """Of blocks that were expected and will not come."""
         with self._lock:
-            tables = {name: table.dump() for name, table in self._tables.items()}
-            return {"tables": tables, "blocks": {number: r.locator for number, r in self._blocks.items()}}
+            for block in blocks:
+                self._expected.pop(block, None)
 
     def load(self, tables: Mapping[str, Mapping[str, Any]], blocks: Mapping[int, Locator]) -> None:
         """Replace everything by a dump, its blocks written anew at these places."""
         with self._lock:
-            old = [record.locator for record in self._blocks.values()]
-            self._tables, self._blocks, self._expected = {}, {}, []
-            self._free(old)
-            for locator in blocks.values():
-                self.budget.add(locator)
-            self.budget.give_back(old)
             numbers = {block: self._next_block + i for i, block in enumerate(blocks, start=1)}
+            places = {numbers[block]: locator for block, locator in blocks.items()}
+            records: dict[int, Record] = {}
+            try:
+                loaded = {name: _loaded(name, dumped, numbers, places, records) for name, dumped in tables.items()}
+            except (KeyError, ValueError, TypeError, IndexError) as error:
+                raise CheckpointError(f"the snapshot's index is damaged: {type(error).__name__} {error}") from error
+            old = {number: record.locator for number, record in self._blocks.items()}
+            self._tables, self._blocks, self._expected = loaded, records, {}
             self._next_block += len(blocks)
-            for name, dumped in tables.items():
-                self._load(name, dumped, numbers, blocks)
-
-    def _load(
-        self, name: str, dumped: Mapping[str, Any], numbers: Mapping[int, int], blocks: Mapping[int, Locator]
-    ) -> None:
-        table = self._tables[name] = Table()
-        slots, _ = table.add(dumped["keys"])
-        table.merge(slots, dumped["tags"])
-        for column, (block_of, row_of) in dumped["columns"].items():
-            block_of, row_of = np.asarray(block_of, np.int64), np.asarray(row_of, np.int32)
-            for block in np.unique(block_of[block_of >= 0]).tolist():
-                here = block_of == block
-                table.place(slots[here], (column,), numbers[block], row_of[here])
-                self._adopt(numbers[block], blocks[block], name, column, (slots[here], row_of[here]))
-        self._changed(name, slots)
-
-    def _adopt(
-        self, number: int, locator: Locator, partition: str, column: str, cells: tuple[np.ndarray, np.ndarray]
-    ) -> None:
-        """Count a column's cells (slots, rows) in a block that was loaded."""
-        slots, rows = cells
-        record = self._blocks.setdefault(number, Record(locator, partition, np.full(0, -1, np.int64), (), 0))
-        size = max(len(record.slots), int(rows.max()) + 1)
-        record.slots = np.concatenate((record.slots, np.full(size - len(record.slots), -1, np.int64)))
-        record.slots[rows] = slots
-        record.columns = (*record.columns, column)
-        record.live += len(rows)
+            self._version += 1
+            for table in loaded.values():
+                table.versions[:] = self._version
+            for record in records.values():
+                self.budget.add(record.locator)
+            self._waiters.all_changed()
+            self._retire(old)
 
     def _table(self, partition: str, keys: Sequence[str]) -> Table:
         table = self._tables.get(partition)
@@ -355,3 +355,29 @@ class Index:
             known = ", ".join(sorted(self._tables)) or "none"
             raise QueueError(f"no rows in partition {partition!r} (partitions: {known}); asked for {shorten(keys)}")
         return table
+
+
+def _loaded(
+    name: str, dumped: Mapping[str, Any], numbers: Mapping[int, int], places: Mapping[int, Locator],
+    records: dict[int, Record],
+) -> Table:  # fmt: skip
+    """A partition of a dump; its blocks are added to the records."""
+    table = Table()
+    slots, _ = table.add(dumped["keys"])
+    table.merge(slots, dumped["tags"])
+    for column, (block_of, row_of) in dumped["columns"].items():
+        block_of, row_of = np.asarray(block_of, np.int64), np.asarray(row_of, np.int32)
+        for block in np.unique(block_of[block_of >= 0]).tolist():
+            here, number = block_of == block, numbers[block]
+            table.place(slots[here], (column,), number, row_of[here])
+            record = records.setdefault(number, Record(places[number], name, np.full(0, -1, np.int64), (), 0))
+            _count_cells(record, column, slots[here], row_of[here])
+    return table
+
+
+def _count_cells(record: Record, column: str, slots: np.ndarray, rows: np.ndarray) -> None:
+    size = max(len(record.slots), int(rows.max()) + 1)
+    record.slots = np.concatenate((record.slots, np.full(size - len(record.slots), -1, np.int64)))
+    record.slots[rows] = slots
+    record.columns = (*record.columns, column)
+    record.live += len(rows)

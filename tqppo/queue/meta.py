@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -44,10 +45,9 @@ class BatchMeta:
         object.__setattr__(self, "keys", tuple(self.keys))
         object.__setattr__(self, "tags", tuple(self.tags) or tuple({} for _ in self.keys))
         object.__setattr__(self, "columns", tuple(self.columns))
+        check_keys(self.keys)
         if len(self.tags) != len(self.keys):
             raise QueueError(f"a batch of {len(self.keys)} keys was given {len(self.tags)} tags")
-        if len(set(self.keys)) != len(self.keys):
-            raise QueueError(f"keys appear twice in one batch: {shorten(duplicates(self.keys))}")
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -105,12 +105,51 @@ class BatchMeta:
         return replace(self, columns=tuple(dict.fromkeys((*self.columns, *names))))
 
 
-def duplicates(keys: Iterable[str]) -> list[str]:
-    seen: set[str] = set()
-    return [key for key in keys if key in seen or seen.add(key)]  # type: ignore[func-returns-value]
+def check_keys(keys: Sequence[str]) -> None:
+    """Strings, each once."""
+    try:
+        "".join(keys)  # at C's speed
+    except TypeError:
+        odd = [key for key in keys if not isinstance(key, str)]
+        raise QueueError(f"keys are strings, not {shorten(odd)}") from None
+    if len(set(keys)) != len(keys):
+        seen: set[str] = set()
+        twice = [key for key in keys if key in seen or seen.add(key)]  # type: ignore[func-returns-value]
+        raise QueueError(f"keys appear twice: {shorten(twice)}")
 
 
-def shorten(names: Iterable[str], limit: int = 8) -> str:
+def plain_tags(keys: Sequence[str], tags: Sequence[Tags]) -> list[dict[str, Any]]:
+    """Tags as JSON brings them back: they travel and are saved as JSON, so they are nothing else from the start."""
+    try:
+        return plain(tags)
+    except QueueError:
+        for key, tag in zip(keys, tags, strict=True):
+            try:
+                plain(tag)
+            except QueueError as error:
+                raise QueueError(f"the tags of row {key!r} are no JSON: {error}") from None
+        raise
+
+
+def plain(value: Any) -> Any:
+    try:
+        text = json.dumps(value, default=_plain)
+    except (TypeError, ValueError) as error:
+        raise QueueError(str(error)) from None
+    if '"\\u0000' in text:
+        raise QueueError("a text may not begin with NUL")  # what travels beside tags does
+    return json.loads(text)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return dict(value)
+    if hasattr(value, "item") and getattr(value, "ndim", 0) == 0:  # a number of numpy's or torch's
+        return value.item()
+    raise TypeError(f"{value!r} is a {type(value).__name__}")
+
+
+def shorten(names: Iterable[Any], limit: int = 8) -> str:
     """Names for a message: all of a few, the first ones of many."""
     listed = list(names)
     rest = f" and {len(listed) - limit} more" if len(listed) > limit else ""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
+from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 import ray
@@ -16,8 +18,8 @@ from tqppo.queue.calls import GRACE_S, Pulse, Remote, Waiting, run
 from tqppo.queue.index import Index
 
 _METHODS = frozenset({
-    "publish", "room", "tag", "clear", "survivors", "replace", "locate", "list", "wait", "stats", "dump", "expect",
-    "load",
+    "publish", "room", "release", "tag", "clear", "survivors", "replace", "locate", "list", "wait", "stats", "dump",
+    "unpin", "expect", "forget", "load",
 })  # fmt: skip
 
 
@@ -38,30 +40,49 @@ class Service:
             await self.storage.start(node)
             self._joined.add(node)
 
-    async def call(self, method: str, args: tuple[Any, ...], timeout_s: float) -> Any:
+    async def call(
+        self, method: str, args: tuple[Any, ...], timeout_s: float, gone: Callable[[], Awaitable[Any]] | None = None
+    ) -> Any:
+        """Answer within the deadline; not if whoever asks is `gone` before."""
         assert method in _METHODS, f"the index has no method {method!r}"
         arriving = {arg.block: arg for arg in args if isinstance(arg, Locator)} if method == "publish" else {}
         self._arriving.update(arriving)
         self._sweep()
         try:
             answer = getattr(self.index, method)(*args)
-            return await answer.within(timeout_s) if isinstance(answer, Waiting) else answer
-        except QueueError:
-            self.storage.free(list(arriving.values()))  # the block was written, but nobody will ever see it
+            return await _unless(gone, answer.within(timeout_s)) if isinstance(answer, Waiting) else answer
+        except BaseException:  # the block was written, but nobody will ever see it
+            self.storage.free([locator for locator in arriving.values() if not self.index.holds(locator)])
             raise
         finally:
             for block in arriving:
                 del self._arriving[block]
 
     def _sweep(self) -> None:
-        """Now and then, free the blocks of producers that died before they could publish them."""
+        """Now and then, free what producers left that died before they could publish it."""
         if time.monotonic() < self._swept_at + self._patience_s:
             return
         self._swept_at = time.monotonic()
+        self.index.expire(self._patience_s)
         self.storage.sweep([*self.index.known(), *self._arriving.values()], self._patience_s)
 
     async def close(self) -> None:
         await self.storage.close()
+
+
+async def _unless(gone: Callable[[], Awaitable[Any]] | None, waiting: Waiting) -> Any:
+    if gone is None or waiting.future.done():
+        return await waiting
+    answer, end = asyncio.ensure_future(waiting.resolve()), asyncio.ensure_future(gone())
+    try:
+        await asyncio.wait({answer, end}, return_when=asyncio.FIRST_COMPLETED)
+        if answer.done():
+            return answer.result()
+        raise ConnectionError("whoever asked is gone")
+    finally:
+        answer.cancel()
+        end.cancel()
+        await asyncio.wait({answer, end})
 
 
 class IndexActor:
@@ -160,15 +181,17 @@ class RayLink:
 
     def _actor_call(self, method: str, *args: Any, timeout_s: float) -> Remote:
         pulses = [self._pulse] if self._is_up else []  # a process that is being started has none yet
-        return Remote(getattr(self._handle(), method).remote(*args), wire.WHO, timeout_s, pulses)
+        return ActorCall(getattr(self._handle(), method).remote(*args), wire.WHO, timeout_s, pulses)
 
     def close(self) -> None:
         self._wire.close()
         if not ray.is_initialized():  # Ray ended first, and the actor with it
             return
         actor, self._actor = self._handle(), None
-        run(_closed(actor))
-        ray.kill(actor)
+        try:
+            run(_closed(actor))
+        finally:
+            ray.kill(actor)
 
     def _handle(self) -> Any:
         if self._actor is None:
@@ -180,6 +203,14 @@ class RayLink:
 
     def __reduce__(self) -> Any:
         return RayLink, (self.namespace, self.node, self.spec)
+
+
+class ActorCall(Remote):
+    """Given up, it is cancelled: a call that waits at the index is not answered to nobody."""
+
+    def _abandon(self) -> None:
+        with contextlib.suppress(ray.exceptions.RayError, ValueError):
+            ray.cancel(self.ref, recursive=False)
 
 
 async def _closed(actor: Any) -> None:

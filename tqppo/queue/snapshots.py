@@ -20,8 +20,7 @@ from tqppo.protocols import Locator, Storage
 from tqppo.queue.block import Block, BlockView
 
 INDEX = "queue.json"
-FORMAT = 1
-_TRIES = 5
+FORMAT = 2
 
 Ask = Callable[..., Awaitable[Any]]
 
@@ -30,26 +29,26 @@ async def save(folder: Path, ask: Ask, storage: Storage) -> None:
     if (folder / INDEX).exists():
         raise CheckpointError(f"{folder} holds a snapshot of a queue already")
     folder.mkdir(parents=True, exist_ok=True)
-    for _ in range(_TRIES):
-        state = await ask("dump")
+    state = await ask("dump")
+    try:
         files = await _save_blocks(folder, state["blocks"], storage)
-        if files is not None:
-            break
-    else:
-        raise DataLost("the queue changed faster than it could be saved, or some of its blocks are lost")
+    finally:
+        await ask("unpin", state["pin"])
     text = {"format": FORMAT, "tables": _plain(state["tables"]), "blocks": files}
-    _write(folder / INDEX, [json.dumps(text).encode()])
+    _write(folder / INDEX, [json.dumps({**text, "crc32": _checksum(text)}).encode()])
 
 
-async def _save_blocks(
-    folder: Path, blocks: Mapping[int, Locator], storage: Storage
-) -> dict[str, dict[str, Any]] | None:
-    """One file per block, with its length and checksum. None: a block was gone before it could be read."""
+def _checksum(state: Mapping[str, Any]) -> int:
+    return zlib.crc32(json.dumps(state, sort_keys=True).encode())
+
+
+async def _save_blocks(folder: Path, blocks: Mapping[int, Locator], storage: Storage) -> dict[str, dict[str, Any]]:
+    """One file per block, with its length and checksum. The index holds on to the blocks meanwhile."""
     files = {}
     for number, locator in blocks.items():
         (view,) = await storage.read([locator], None)
         if view is None:
-            return None
+            raise DataLost(f"a block of {locator.num_bytes:,} bytes is not on node {locator.node} any more")
         name = f"block_{number:06d}.tqb"
         pieces = _pieces(view)
         checksum = 0
@@ -92,17 +91,27 @@ def _plain(tables: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-async def load(folder: Path, ask: Ask, storage: Storage) -> None:
+async def load(folder: Path, ask: Ask, storage: Storage, budget_bytes: int) -> None:
     state = _read_index(folder)
+    total = sum(entry["bytes"] for entry in state["blocks"].values())
+    if total > budget_bytes:
+        raise CheckpointError(
+            f"{folder} holds {total:,} bytes, more than the queue's budget of {budget_bytes:,} bytes per node; "
+            "raise storage.budget_gb"
+        )
     written: dict[int, Locator] = {}
+    is_sent = False
     try:
         for number, entry in state["blocks"].items():
             locator = written[int(number)] = await storage.write(_read_block(folder / entry["file"], entry))
             await ask("expect", locator)
-    except BaseException:
-        storage.free(list(written.values()))
+        is_sent = True
+        await ask("load", state["tables"], written)
+    except BaseException as error:
+        if not is_sent or isinstance(error, CheckpointError):  # else the index may have taken the blocks
+            storage.free(list(written.values()))
+            await ask("forget", [locator.block for locator in written.values()])
         raise
-    await ask("load", state["tables"], written)
 
 
 def _read_index(folder: Path) -> dict[str, Any]:
@@ -114,6 +123,8 @@ def _read_index(folder: Path) -> dict[str, Any]:
         raise CheckpointError(f"{folder / INDEX} is damaged: {error}") from error
     if state.get("format") != FORMAT:
         raise CheckpointError(f"{folder / INDEX} has format {state.get('format')!r}; this version reads {FORMAT}")
+    if state.pop("crc32", None) != _checksum(state):
+        raise CheckpointError(f"{folder / INDEX} is damaged: its checksum is not what it says")
     return state
 
 

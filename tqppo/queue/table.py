@@ -78,6 +78,10 @@ class Table:
         slot = self.rows.get(key)
         return None if slot is None else self.tags[slot]
 
+    def tags_at(self, slots: np.ndarray) -> list[dict[str, Any]]:
+        """Copies: in one process, whoever gets them may change them."""
+        return [dict(self.tags[slot]) for slot in slots.tolist()]
+
     def place(self, slots: np.ndarray, columns: Sequence[str], block: int, rows: np.ndarray) -> dict[int, int]:
         """Point cells at a block; answers how many cells of which blocks that replaced."""
         dead: dict[int, int] = {}
@@ -155,10 +159,10 @@ def _count(dead: dict[int, int], blocks: np.ndarray) -> None:
 
 
 def matches(tags: Mapping[str, Any], where: Mapping[str, Any]) -> bool:
-    """A value must be equal, one of several (tuple, list, set), or absent (None)."""
+    """A value must be equal, one of several (list, tuple), or absent (None)."""
     for name, wanted in where.items():
         found = tags.get(name)
-        if isinstance(wanted, (tuple, list, set, frozenset)):
+        if isinstance(wanted, (list, tuple)):
             if found not in wanted:
                 return False
         elif found != wanted:

@@ -1,7 +1,7 @@
 """The short way to an index on the same node: JSON over a local socket, at a fraction of the cost of an actor call.
 
-The socket has no file, so nothing is left of it when its process ends. Who connects must know the run's token. What is
-not JSON, or waits long, goes through Ray, which always works.
+The socket has no file, so nothing is left of it when its process ends. Who connects must know the run's token. A
+connection that ends takes back what it asked for and did not get. What is not JSON goes through Ray.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ import socket
 import struct
 import sys
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -28,7 +30,7 @@ from tqppo.protocols import Locator, StorageSpec
 from tqppo.queue.calls import NOT_YET, Distant, Pulse
 from tqppo.queue.index import Located
 
-METHODS = frozenset({"publish", "tag", "clear", "locate", "list", "stats"})
+METHODS = frozenset({"publish", "room", "release", "tag", "clear", "locate", "list", "wait", "stats"})
 WHO = "the queue's index"
 
 _HELLO_BYTES = 64
@@ -36,7 +38,8 @@ _LENGTH = struct.Struct("<I")
 _OK, _REFUSED, _NOT_PLAIN = 0, 1, 2
 _CHUNK = 1 << 16
 
-Handle = Callable[[str, tuple[Any, ...], float], Awaitable[Any]]
+Gone = Callable[[], Awaitable[Any]]  # ends when whoever asked does
+Handle = Callable[[str, tuple[Any, ...], float, Gone], Awaitable[Any]]
 
 
 class NotPlain(Exception):
@@ -121,26 +124,47 @@ class Desk:
         return self._waiting.pop(ticket)
 
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        given = Given()
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
             if hmac.compare_digest(await reader.readexactly(_HELLO_BYTES), _hello(self._spec)):
                 while True:
                     size = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))[0]
-                    writer.write(await self._answer(await reader.readexactly(size)))
+                    request = await reader.readexactly(size)
+                    writer.write(await self._answer(request, lambda: reader.read(1), given))
                     await writer.drain()
         writer.close()
+        for ticket in given.answers:
+            self._waiting.pop(ticket, None)
+        for ticket in given.rooms:
+            await self._handle("release", (ticket,), 0.0, reader.read)
 
-    async def _answer(self, request: bytes) -> bytes:
-        method, args, timeout_s = _value(request)
+    async def _answer(self, request: bytes, gone: Gone, given: Given) -> bytes:
         try:
-            answer = await self._handle(method, tuple(args), timeout_s)
+            method, args, timeout_s = _value(request)
+            answer = await self._handle(method, tuple(args), timeout_s, gone)
+        except ConnectionError:
+            raise
         except TqppoError as error:
             return _frame([_REFUSED, [type(error).__name__, str(error)]])
+        except Exception as error:  # noqa: BLE001 (a mistake of ours; whoever asked shall hear of it)
+            return _frame([_REFUSED, ["QueueError", f"the index failed: {type(error).__name__}: {error}"]])
+        if method == "room":
+            given.rooms.append(answer)
         try:
             return _frame([_OK, answer])
         except TypeError:
             ticket = next(self._tickets)
             self._waiting[ticket] = answer
+            given.answers.append(ticket)
             return _frame([_NOT_PLAIN, ticket])
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a connection was given lately and may not have used: places in the budget, answers to be collected."""
+
+    rooms: deque[int] = field(default_factory=lambda: deque(maxlen=256))
+    answers: deque[int] = field(default_factory=lambda: deque(maxlen=256))
 
 
 # -- the clients' side -----------------------------------------------------------------------------------------------

@@ -84,7 +84,7 @@ class Estimator:
             put["session_weight"] = session_weights(rows.session, counts).float()
         metrics |= result.metrics
         metrics |= self._data_metrics(batch, reward, mask, rows, result, flat.get("values"), penalty)
-        self.queue.put(list(batch.keys), put, partition=batch.partition)
+        self.queue.put(batch, put)
         return list(put), metrics
 
     def dump(self, batch: BatchMeta, path: str) -> None:
