@@ -1,7 +1,8 @@
 """Files of the queue that a process keeps open and mapped: filling page tables costs more than reading the bytes.
 
 A file is used under a lock, the lease; between two leases it stays mapped, but others may write it again or delete it.
-A deleted file gives its memory back when no lease is left, whoever still has it mapped.
+A deleted file gives its memory back with its last lease, whoever still has it mapped; if the last holder was killed,
+when the others use a file again.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ def _count_fork() -> None:
     _forks += 1
 
 
-os.register_at_fork(before=_count_fork)
+# Also after the fork: other threads may take leases between our hook and the fork itself.
+os.register_at_fork(before=_count_fork, after_in_parent=_count_fork, after_in_child=_count_fork)
 
 
 class LeasedFile:
@@ -88,11 +90,7 @@ class Kept:
         return name in self._idle
 
     def has_room(self) -> bool:
-        with self._lock:
-            if len(self._idle) >= MOST:
-                for name in [name for name, file in list(self._idle.items()) if file.is_deleted()]:
-                    self._idle.pop(name, None)
-            return len(self._idle) < MOST
+        return len(self._idle) < MOST
 
     def take(self, name: str) -> LeasedFile | None:
         with self._lock:
@@ -102,13 +100,22 @@ class Kept:
     def take_back(self, file: LeasedFile) -> None:
         """End a file's lease, and keep it if its mapping may be used again."""
         file.unlock()
-        if file.memory is None or file.is_forked() or file.is_deleted():
-            return
         with self._lock:
-            self._idle.pop(file.name, None)
-            self._idle[file.name] = file
-            while len(self._idle) > MOST:
-                del self._idle[next(iter(self._idle))]
+            if file.memory is not None and not file.is_forked():
+                self._idle.pop(file.name, None)
+                self._idle[file.name] = file
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Of files that were deleted, and of the oldest if there are too many."""
+        names = list(self._idle)
+        excess = len(names) - MOST
+        for i, name in enumerate(names):
+            idle = self._idle.get(name)
+            if idle is not None and (i < excess or idle.is_deleted()):
+                self._idle.pop(name, None)
+                if not idle.is_forked():
+                    idle.unlock()
 
     def lend(self, file: LeasedFile, num_bytes: int, used: tuple[int, int]) -> Bytes:
         """The bytes of a file, under a lease that ends with the last array over them.

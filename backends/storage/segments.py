@@ -1,7 +1,8 @@
 """Shared-memory files of one run on one node: read copy-on-write where they are, and written again.
 
 A reader's lease is a shared `flock` for as long as it uses the bytes, and the kernel ends it with the process; a
-file is written again only under an exclusive one. `live/` holds blocks, `free/` files waiting to be used again.
+file is written again only under an exclusive one. `live/FILE.BLOCK` holds a block, its place in the storage's words;
+`free/SIZE-FILE` waits to be used again.
 """
 
 from __future__ import annotations
@@ -43,13 +44,15 @@ class Segments:
         self._live, self._free = f"{folder}/live/", f"{folder}/free/"
         self._may_map = SHARED in folder.parents  # elsewhere a page may be missing when the disk is full
         self._read, self._written = Kept(), Kept()
+        self._untrimmed = 0  # bytes of small files since free ones were counted
         self._lock = -1
 
     @staticmethod
     def create(name: str, budget_bytes: int, base: str = "") -> Segments:
         """Make the folder of a run on this node and own it until this process ends or `remove` is called."""
+        for folder in _parents(base):
+            reap(folder)
         parent = choose_parent(budget_bytes, base)
-        reap(parent)
         hidden = parent / f".tqppo-{uuid.uuid4().hex}"  # under its name only once it is locked: never reaped half made
         for part in (hidden, hidden / "live", hidden / "free"):
             part.mkdir(mode=0o700)
@@ -79,33 +82,44 @@ class Segments:
     # -- writing ---------------------------------------------------------------------------------------------------
 
     def write(self, block: Block) -> str:
-        """Place a block; answers the name of its file."""
-        file = self._claim(block.num_bytes) or self._new(block.num_bytes)
+        """Place a block; answers where."""
+        file = self._claim(block) or self._new(block)
         try:
-            if self._is_mapped_for(file, block.num_bytes):
-                _copy(block, file.map(block.num_bytes, mmap.ACCESS_WRITE))
-            else:
-                file.memory = None  # it may not cover all of the file any more
-                _write_all(block, file.handle)
+            self._fill(file, block)
         except OSError as error:
-            discard(self._live + file.name)
+            discard(self._live + _place(file.name, block))
             raise QueueError(f"node out of memory for the queue: {self.folder}: {error.strerror}") from error
         finally:
             self._written.take_back(file)
-        return file.name
+        return _place(file.name, block)
 
-    def _claim(self, num_bytes: int) -> LeasedFile | None:
-        """A free file of about this size that nobody reads any more, opened and locked; if possible, mapped."""
-        if num_bytes < SMALL:
+    def _fill(self, file: LeasedFile, block: Block) -> None:
+        if self._is_mapped_for(file, block.num_bytes):
+            _copy(block, file.map(block.num_bytes, mmap.ACCESS_WRITE))
+            os.utime(file.handle)  # as a write would have done
+            return
+        file.memory = None  # it may not cover all of the file any more
+        try:
+            _write_all(block, file.handle)
+        except OSError as error:
+            if error.errno != errno.ENOSPC or not self._spare():
+                raise
+            self._trim(0, limit=0)
+            _write_all(block, file.handle)
+
+    def _claim(self, block: Block) -> LeasedFile | None:
+        """A free file of about the right size that nobody reads any more, opened and locked; if possible, mapped."""
+        wanted = block.num_bytes
+        if wanted < SMALL:
             return None
         fitting = sorted(
-            (_name(free) not in self._written, abs(size - num_bytes) + (size < num_bytes) * num_bytes, free)
+            (_name(free) not in self._written, abs(size - wanted) + (size < wanted) * wanted, free)
             for size, free in self._spare()
-            if num_bytes // 2 <= size <= 2 * num_bytes
+            if wanted // 2 <= size <= wanted + wanted // 4
         )
-        return next((file for *_, free in fitting if (file := self._claimed(free)) is not None), None)
+        return next((file for *_, free in fitting if (file := self._claimed(free, block)) is not None), None)
 
-    def _claimed(self, free: str) -> LeasedFile | None:
+    def _claimed(self, free: str, block: Block) -> LeasedFile | None:
         name = _name(free)
         try:
             file = self._written.take(name) or LeasedFile(self._free + free, name)
@@ -113,7 +127,7 @@ class Segments:
             return None
         if file.lock(fcntl.LOCK_EX):
             with contextlib.suppress(FileNotFoundError):
-                os.rename(self._free + free, self._live + name)
+                os.rename(self._free + free, self._live + _place(name, block))
                 return file
         self._written.take_back(file)  # somebody still reads it
         return None
@@ -130,33 +144,35 @@ class Segments:
     def _spare(self) -> list[tuple[int, str]]:
         return [(int(entry.partition("-")[0]), entry) for entry in os.listdir(self._free)]
 
-    def _new(self, num_bytes: int) -> LeasedFile:
-        if num_bytes >= SMALL:
-            self._trim(num_bytes)
+    def _new(self, block: Block) -> LeasedFile:
+        self._untrimmed += block.num_bytes
+        if block.num_bytes >= SMALL or self._untrimmed > self.budget_bytes // 16:
+            self._trim(block.num_bytes, limit=self.budget_bytes)
+            self._untrimmed = 0
         name = uuid.uuid4().hex
-        file = LeasedFile(self._live + name, name, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        file = LeasedFile(self._live + _place(name, block), name, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         file.lock(fcntl.LOCK_EX)
         return file
 
-    def _trim(self, num_bytes: int) -> None:
-        """Delete free files until a new one fits into the budget."""
+    def _trim(self, num_bytes: int, limit: int) -> None:
+        """Delete free files until so many bytes more are within the limit."""
         spare = sorted(self._spare())
         if not spare:
             return
         total = num_bytes + sum(size for size, _ in spare) + sum(size for _, size in self.files("live"))
-        while spare and total > self.budget_bytes:
+        while spare and total > limit:
             size, name = spare.pop(0)
             discard(self._free + name)
             total -= size
 
-    def free(self, name: str) -> None:
-        path = self._live + name
+    def free(self, place: str) -> None:
+        path = self._live + place
         try:
             size = os.stat(path).st_size
             if size < SMALL:
                 os.unlink(path)
             else:
-                os.rename(path, f"{self._free}{size}-{name}")
+                os.rename(path, f"{self._free}{size}-{_file(place)}")
         except FileNotFoundError:
             pass  # freed already
 
@@ -187,13 +203,13 @@ class Segments:
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
-    def read(self, name: str, block: str, num_bytes: int, columns: Sequence[str] | None = None) -> BlockView | None:
+    def read(self, place: str, block: str, num_bytes: int, columns: Sequence[str] | None = None) -> BlockView | None:
         """The block, if the file still holds it; the bytes of these columns (None: all) are the caller's to change.
         What is returned stays valid for as long as it is referenced."""
-        file = self._read.take(name) or self._opened(name)
+        file = self._read.take(_file(place)) or self._opened(place)
         if file is None or not file.lock(fcntl.LOCK_SH):
             return None  # freed, or being written again
-        memory = self._memory(file, num_bytes)
+        memory = self._memory(file, place, num_bytes)
         layout = _layout(memory, block)
         if layout is None:
             self._read.take_back(file)
@@ -202,16 +218,18 @@ class Segments:
             memory = self._read.lend(file, num_bytes, layout.span(columns))
         return BlockView(layout, whole=memory, writable=True)
 
-    def _opened(self, name: str) -> LeasedFile | None:
+    def _opened(self, place: str) -> LeasedFile | None:
         try:
-            return LeasedFile(self._live + name, name)
+            return LeasedFile(self._live + place, _file(place))
         except FileNotFoundError:
             return None
+        except OSError as error:
+            raise QueueError(f"a block cannot be opened: {self._live}{place}: {error.strerror}") from error
 
-    def _memory(self, file: LeasedFile, num_bytes: int) -> Any:
-        """What a locked file holds: mapped, or copied if it is small. Nothing, if it is not a block's any more."""
+    def _memory(self, file: LeasedFile, place: str, num_bytes: int) -> Any:
+        """What a locked file holds: mapped, or copied if it is small. Nothing, if it is not this block's any more."""
         try:
-            size = os.stat(self._live + file.name).st_size  # by name, because a kept file may be free by now
+            size = os.stat(self._live + place).st_size  # by name, because a kept file may hold another by now
         except FileNotFoundError:
             size = 0
         if size < num_bytes:
@@ -229,6 +247,14 @@ def _layout(data: Any, block: str) -> Layout | None:
     except QueueError:
         return None
     return layout if layout.block == block else None
+
+
+def _place(name: str, block: Block) -> str:
+    return f"{name}.{block.layout.block}"
+
+
+def _file(place: str) -> str:
+    return place.partition(".")[0]
 
 
 def _name(free: str) -> str:
@@ -352,5 +378,9 @@ def _delete(folder: Path) -> None:
 
 def _abandoned(parent: Path) -> list[Path]:
     """Folders whose maker died before it named them."""
-    old = time.time() - 600
-    return [folder for folder in parent.glob(".tqppo-*") if folder.stat().st_mtime < old]
+    found = []
+    for folder in parent.glob(".tqppo-*"):
+        with contextlib.suppress(FileNotFoundError):  # named just now
+            if folder.stat().st_mtime < time.time() - 600:
+                found.append(folder)
+    return found

@@ -12,7 +12,8 @@ from tqppo.queue.block import Block, BlockView, Bytes, parse
 from .nodes import NodeActor, NodeActors, this_node
 from .segments import Segments, remove_run
 
-Request = tuple[str, str, int]  # file, block, bytes
+MANY = 64  # blocks; what is gathered from more is copied block by block, since each that is mapped costs two handles
+Request = tuple[str, str, int]  # place, block, bytes
 Pieces = tuple[bytes, dict[int, Bytes]]  # header, start → bytes
 
 
@@ -33,15 +34,19 @@ class SimpleStorage:
                 await self._servers.start(each, Server, self.spec, each)
 
     async def write(self, block: Block) -> Locator:
-        name = self._here().write(block)
-        return Locator(self.node, block.layout.block, block.num_bytes, name)
+        try:
+            place = self._here().write(block)
+        except FileNotFoundError as error:
+            raise _gone(self.spec, self.node) from error
+        return Locator(self.node, block.layout.block, block.num_bytes, place)
 
     async def read(self, locators: Sequence[Locator], columns: Sequence[str] | None) -> list[BlockView | None]:
         found: list[BlockView | None] = [None] * len(locators)
         elsewhere: dict[str, list[int]] = {}
         for i, locator in enumerate(locators):
             if locator.node == self.node:
-                found[i] = self._here().read(*_request(locator), columns)
+                view = self._here().read(*_request(locator), columns)
+                found[i] = view if view is None or len(locators) <= MANY else _copied(view, columns)
             else:
                 elsewhere.setdefault(locator.node, []).append(i)
         replies = {
@@ -117,6 +122,11 @@ def _pieces(view: BlockView, columns: Sequence[str] | None) -> Pieces:
     return layout.header, {start: view.piece(start, size) for start, size in layout.pieces(columns)}
 
 
+def _copied(view: BlockView, columns: Sequence[str] | None) -> BlockView:
+    _, pieces = _pieces(view, columns)
+    return BlockView(view.layout, pieces={start: piece.copy() for start, piece in pieces.items()}, writable=True)
+
+
 def folder_name(spec: StorageSpec, node: str) -> str:
     return f"tqppo-{spec.run}-{node[:12]}"
 
@@ -124,8 +134,12 @@ def folder_name(spec: StorageSpec, node: str) -> str:
 def find(spec: StorageSpec, node: str) -> Segments:
     found = Segments.find(folder_name(spec, node), spec.budget_bytes, spec.dir)
     if found is None:
-        raise DataLost(f"the queue's files on node {node} are gone: {folder_name(spec, node)}")
+        raise _gone(spec, node)
     return found
+
+
+def _gone(spec: StorageSpec, node: str) -> DataLost:
+    return DataLost(f"the queue's files on node {node} are gone: {folder_name(spec, node)}")
 
 
 def _request(locator: Locator) -> Request:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import importlib
 import os
@@ -43,8 +44,12 @@ def opened(files: Any, budget: int = 64 * MIB) -> Any:
     return segments.Segments(files.folder, budget)
 
 
-def read(files: Any, name: str, of: Block, column: str = "mapped_first") -> np.ndarray:
-    return files.read(name, of.layout.block, of.num_bytes, [column]).values(column)
+def read(files: Any, place: str, of: Block, column: str = "mapped_first") -> np.ndarray:
+    return files.read(place, of.layout.block, of.num_bytes, [column]).values(column)
+
+
+def file_of(place: str) -> str:
+    return place.partition(".")[0]
 
 
 def kept(pool: Any) -> list[Any]:
@@ -52,11 +57,11 @@ def kept(pool: Any) -> list[Any]:
 
 
 def written_twice(files: Any, size: int = MIB) -> str:
-    """A file that its writer has mapped."""
+    """A free file that its writer has mapped."""
     for value in (1, 2):
-        name = files.write(block(value, size))
-        files.free(name)
-    return str(name)
+        place = files.write(block(value, size))
+        files.free(place)
+    return file_of(place)
 
 
 @pytest.fixture
@@ -76,10 +81,11 @@ def test_writers_and_readers_use_their_mappings_again(files: Any) -> None:
     memory = writer.memory
     for value in (3, 4):
         fresh = block(value)
-        assert files.write(fresh) == name
-        assert (read(files, name, fresh) == value).all()
-        assert (read(files, name, fresh, "mapped_second") == value).all()
-        files.free(name)
+        place = files.write(fresh)
+        assert file_of(place) == name
+        assert (read(files, place, fresh) == value).all()
+        assert (read(files, place, fresh, "mapped_second") == value).all()
+        files.free(place)
     assert kept(files._written) == [writer]
     assert writer.memory is memory
     assert len(kept(files._read)) == 1
@@ -98,8 +104,9 @@ def test_what_a_reader_changed_is_gone_with_its_lease(files: Any, place: int) ->
     read(files, name, first)[:] = 7
     files.free(name)
     second = block(2)
-    assert files.write(second) == name
-    assert (read(files, name, second) == 2).all()
+    place = files.write(second)
+    assert file_of(place) == file_of(name)
+    assert (read(files, place, second) == 2).all()
 
 
 def test_a_mapping_whose_changes_cannot_be_found_is_not_used_again(files: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,17 +123,15 @@ def test_a_mapping_whose_changes_cannot_be_found_is_not_used_again(files: Any, m
 
 def test_a_file_that_has_grown_is_mapped_anew(files: Any) -> None:
     name = written_twice(files)
-    reader, small = opened(files), block(3)
-    assert files.write(small) == name
-    assert (read(reader, name, small) == 3).all()
-    files.free(name)
-    for value in (4, 5):
-        large = block(value, MIB + MIB // 2)
-        assert files.write(large) == name
-        assert (read(reader, name, large, "mapped_second") == value).all()
-        files.free(name)
+    reader = opened(files)
+    for value, size in ((3, MIB), (4, MIB + MIB // 2), (5, MIB + MIB // 2)):
+        made = block(value, size)
+        place = files.write(made)
+        assert file_of(place) == name
+        assert (read(reader, place, made, "mapped_second") == value).all()
+        files.free(place)
     (writer,) = kept(files._written)
-    assert len(writer.memory) >= large.num_bytes
+    assert len(writer.memory) >= made.num_bytes
 
 
 def test_a_writer_prefers_the_file_that_it_has_mapped(files: Any) -> None:
@@ -134,21 +139,22 @@ def test_a_writer_prefers_the_file_that_it_has_mapped(files: Any) -> None:
     theirs = other.write(block(1))
     mine = written_twice(files)
     other.free(theirs)
-    assert files.write(block(3)) == mine
+    assert file_of(files.write(block(3))) == mine
 
 
 def test_a_reader_who_stays_keeps_a_mapped_writer_away(files: Any) -> None:
     name, first = written_twice(files), block(5)
     reader = opened(files)
-    assert files.write(first) == name
-    values = read(reader, name, first)
-    files.free(name)
+    place = files.write(first)
+    assert file_of(place) == name
+    values = read(reader, place, first)
+    files.free(place)
     other = files.write(block(6))
-    assert other != name
+    assert file_of(other) != name
     assert (values == 5).all()
     del values
     files.free(other)
-    assert {files.write(block(7)), files.write(block(8))} == {name, other}
+    assert {file_of(files.write(block(value))) for value in (7, 8)} == {name, file_of(other)}
 
 
 # -- bounds ----------------------------------------------------------------------------------------------------------
@@ -188,14 +194,15 @@ def held_bytes(handle: int) -> int:
 
 def test_a_deleted_file_holds_no_memory_though_it_is_mapped(files: Any) -> None:
     name, reader, first = written_twice(files), opened(files), block(3)
-    assert files.write(first) == name
-    assert (read(reader, name, first) == 3).all()
-    files.free(name)
+    place = files.write(first)
+    assert file_of(place) == name
+    assert (read(reader, place, first) == 3).all()
+    files.free(place)
     (writing,), (reading,) = kept(files._written), kept(reader._read)
     assert held_bytes(writing.handle) >= MIB
     files.write(block(4, 63 * MIB))  # over budget with the free file
     assert held_bytes(writing.handle) == held_bytes(reading.handle) == 0
-    assert reader.read(name, first.layout.block, first.num_bytes) is None
+    assert reader.read(place, first.layout.block, first.num_bytes) is None
 
 
 def test_a_deleted_file_is_its_reader_s_until_it_lets_go(files: Any) -> None:
@@ -213,12 +220,27 @@ def test_a_deleted_file_is_its_reader_s_until_it_lets_go(files: Any) -> None:
     assert kept(reader._read) == []
 
 
+def test_a_deleted_file_whose_last_reader_was_killed_goes_with_the_next_use(files: Any) -> None:
+    first, second, idle, reader = block(3), block(4), opened(files), opened(files)
+    place = files.write(first)
+    assert (read(idle, place, first) == 3).all()
+    (mapped,) = kept(idle._read)
+    killed = reader._opened(place)
+    assert killed.lock(fcntl.LOCK_SH)
+    segments.discard(f"{files.folder}/live/{place}")
+    del killed  # closed, and no more than that
+    assert held_bytes(mapped.handle) >= MIB
+    assert (read(idle, files.write(second), second) == 4).all()
+    assert held_bytes(mapped.handle) == 0
+    assert mapped not in kept(idle._read)
+
+
 # -- forks -----------------------------------------------------------------------------------------------------------
 
 FORKED = """
 import importlib, os, sys
 sys.path.insert(0, sys.argv[1])
-from test_mappings import block, kept, opened, read, segments
+from test_mappings import block, file_of, kept, opened, read, segments
 files = segments.Segments.create("tqppo-forked", 1 << 26, sys.argv[2])
 first = block(3)
 name = files.write(first)
@@ -233,15 +255,15 @@ if child == 0:
     del idle
     os._exit(0 if (values == 3).all() else 1)
 os.close(told)
-assert idle._read.take(name) is None, "what both have open is not locked apart"
+assert idle._read.take(file_of(name)) is None, "what both have open is not locked apart"
 del values
 assert kept(files._read) == []
 files.free(name)
 other = files.write(block(4))
-assert other != name, "written again under the child"
+assert file_of(other) != file_of(name), "written again under the child"
 os.close(tell)
 assert os.waitpid(child, 0)[1] == 0, "the child saw other bytes"
-assert files.write(block(5)) == name
+assert file_of(files.write(block(5))) == file_of(name)
 files.remove()
 print("all is well")
 """

@@ -46,16 +46,21 @@ def files(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
         made.remove()
 
 
-def read(files: Any, name: str, of: Block) -> Any:
-    return files.read(name, of.layout.block, of.num_bytes)
+def read(files: Any, place: str, of: Block) -> Any:
+    return files.read(place, of.layout.block, of.num_bytes)
+
+
+def file_of(place: str) -> str:
+    return place.partition(".")[0]
 
 
 def test_a_cleared_file_is_used_again_for_about_the_same_size(files: Any) -> None:
-    name = files.write(block())
-    files.free(name)
+    first = files.write(block())
+    files.free(first)
     again = block(size=(1 << 20) + 5000, value=2)
-    assert files.write(again) == name
-    assert (read(files, name, again).values("segment_bytes") == 2).all()
+    second = files.write(again)
+    assert file_of(second) == file_of(first)
+    assert (read(files, second, again).values("segment_bytes") == 2).all()
     assert len(list(files.files("live"))) == 1
 
 
@@ -65,11 +70,11 @@ def test_a_file_is_not_written_again_while_a_reader_has_it(files: Any) -> None:
     values = torch.frombuffer(read(files, name, first).values("segment_bytes"), dtype=torch.uint8)
     files.free(name)
     other = files.write(block(value=9))
-    assert other != name
+    assert file_of(other) != file_of(name)
     assert (values == 7).all()
     del values
     files.free(other)
-    assert {files.write(block()), files.write(block())} == {name, other}
+    assert {file_of(files.write(block())), file_of(files.write(block()))} == {file_of(name), file_of(other)}
 
 
 def test_a_reader_may_write_to_its_copy_alone(files: Any) -> None:
@@ -84,8 +89,12 @@ def test_a_block_that_is_gone_is_none_and_never_other_bytes(files: Any) -> None:
     name = files.write(first)
     files.free(name)
     assert read(files, name, first) is None
-    assert files.write(block(value=3)) == name
+    second = block(value=3)
+    place = files.write(second)
+    assert file_of(place) == file_of(name)
     assert read(files, name, first) is None
+    files.free(name)  # of a block that is gone: whoever has the file now keeps it
+    assert (read(files, place, second).values("segment_bytes") == 3).all()
     files.free("never-there")
 
 
@@ -118,6 +127,36 @@ def test_free_files_make_room_for_new_ones_within_the_budget(files: Any) -> None
     assert total <= BUDGET
 
 
+def test_small_blocks_too_make_room_of_free_files(files: Any) -> None:
+    for name in [files.write(block(size=8 << 20)) for _ in range(6)]:
+        files.free(name)
+    for _ in range(400):
+        files.write(block(size=100_000))
+    total = sum(size for part in ("live", "free") for _, size in files.files(part))
+    assert total <= BUDGET + BUDGET // 16
+
+
+def test_a_file_much_larger_than_a_block_is_not_used_for_it(files: Any) -> None:
+    large = files.write(block(size=2 << 20))
+    files.free(large)
+    assert file_of(files.write(block(size=1 << 20))) != file_of(large)
+
+
+def test_a_block_just_written_is_not_swept_however_old_its_file(files: Any) -> None:
+    first = files.write(block())
+    for _ in range(2):
+        files.free(first)
+        for entry in os.scandir(files.folder / "free"):
+            os.utime(entry.path, (0, 0))
+        written = block(value=2)
+        first = files.write(written)
+        assert files.sweep(set(), older_than_s=60) == []
+        assert read(files, first, written) is not None
+    os.utime(files.folder / "live" / first, (0, 0))
+    assert files.sweep({first}, older_than_s=60) == []
+    assert files.sweep(set(), older_than_s=60) == [first]
+
+
 def test_files_are_for_their_user_only(files: Any) -> None:
     name = files.write(block())
     assert os.stat(files.folder / "live" / name).st_mode & 0o777 == 0o600
@@ -132,6 +171,22 @@ def test_a_full_disk_is_an_error_that_leaves_no_file(files: Any, monkeypatch: py
     with pytest.raises(QueueError, match="No space left"):
         files.write(block())
     assert not list(files.files("live"))
+
+
+def test_free_files_go_before_memory_is_short(files: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    files.free(files.write(block(size=8 << 20)))
+    write, tries = os.pwritev, []
+
+    def full_at_first(handle: int, buffers: Any, position: int) -> int:
+        tries.append(position)
+        if len(tries) == 1:
+            raise OSError(28, "No space left on device")
+        return write(handle, buffers, position)
+
+    monkeypatch.setattr(os, "pwritev", full_at_first)
+    kept = block()
+    assert (read(files, files.write(kept), kept).values("segment_bytes") == 1).all()
+    assert list(files.files("free")) == []
 
 
 def test_a_write_larger_than_one_system_call_is_whole(files: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,6 +209,20 @@ def test_the_reaper_takes_dead_runs_and_leaves_live_ones(tmp_path: Path) -> None
     assert segments.reap(tmp_path) == ["tqppo-dead"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["tqppo-somebody-elses", "tqppo-test"]
     living.remove()
+
+
+def test_a_dead_run_that_filled_the_memory_is_reaped_before_a_place_is_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead = tmp_path / "tqppo-dead"
+    dead.mkdir()
+    (dead / "owner").touch()
+    monkeypatch.setattr(segments, "SHARED", tmp_path)
+    is_full = lambda folder: segments.shutil._ntuple_diskusage(100, 100, 0 if dead.exists() else BUDGET)  # noqa: E731
+    monkeypatch.setattr(segments.shutil, "disk_usage", is_full)
+    made = segments.Segments.create("tqppo-next", BUDGET)
+    assert made.folder == tmp_path / "tqppo-next"
+    made.remove()
 
 
 def test_small_shared_memory_falls_back_with_a_message(

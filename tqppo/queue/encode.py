@@ -14,6 +14,7 @@ from torch.nested._internal.nested_tensor import NestedTensor
 from tqppo.columns import Column, Kind, column
 from tqppo.errors import QueueError
 from tqppo.queue.block import Block, Encoded, build
+from tqppo.queue.calls import first_line
 from tqppo.queue.meta import Jagged
 
 
@@ -23,6 +24,14 @@ def encode(columns: Mapping[str, Any], keys: Sequence[str]) -> Block:
 
 
 def _encode(declared: Column, data: Any, keys: Sequence[str]) -> Encoded:
+    try:
+        return _encode_as_declared(declared, data, keys)
+    except (TypeError, ValueError, AttributeError, RuntimeError) as error:
+        found = f"{type(data).__name__}: {first_line(error)}"
+        raise QueueError(f"column {declared.name!r} cannot be put as it is, a {found}") from error
+
+
+def _encode_as_declared(declared: Column, data: Any, keys: Sequence[str]) -> Encoded:
     if declared.kind is Kind.JSON:
         return _json(declared, data, keys)
     if declared.kind is Kind.ROW:
@@ -61,7 +70,7 @@ def _dense_tensor(declared: Column, data: Any) -> Tensor:
             raise QueueError(f"column {declared.name!r} has one value per row; it was given a nested tensor")
         return data.detach()
     if isinstance(data, np.ndarray):
-        return torch.from_numpy(data)
+        return torch.from_numpy(data if data.flags.c_contiguous else data.copy())
     if isinstance(data, (list, tuple)):
         if data and isinstance(data[0], Tensor):
             return torch.stack([row.detach() for row in data])
@@ -160,7 +169,7 @@ def _check(declared: Column, dtype: torch.dtype, shape: tuple[int, ...]) -> None
 
 def as_bytes(tensor: Tensor) -> np.ndarray:
     """The tensor's memory; a copy only when it is on a device or not contiguous."""
-    return tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy()
+    return tensor.cpu().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8).numpy()
 
 
 def dtype_name(dtype: torch.dtype) -> str:
