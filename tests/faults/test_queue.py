@@ -39,6 +39,11 @@ class Producer:
     def put(self, queue: Queue, keys: list[str], tokens: int) -> BatchMeta:
         return queue.put(keys, {"tokens": [torch.ones(tokens, dtype=torch.int64) for _ in keys]})
 
+    def put_at_once(self, queue: Queue, keys: list[str], tokens: int) -> None:
+        """Not knowing that memory is short."""
+        queue._spare = 1 << 40
+        self.put(queue, keys, tokens)
+
     def die_before_publishing(self, queue: Queue) -> None:
         ask = queue._ask
 
@@ -141,6 +146,34 @@ def test_bytes_that_a_dead_producer_never_published_come_back(queue: Queue) -> N
     assert held_bytes(queue) < 10_000  # what is published
     assert queue.get(batch, ["tokens"])["tokens"].values().tolist() == [1] * 10
     queue.clear(batch)
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("waits_for", ["room", "publish"])
+@pytest.mark.slow
+def test_a_producer_that_dies_while_its_put_waits_is_not_waited_for(
+    local_ray: None, storage: str, waits_for: str
+) -> None:
+    queue = Queue.create(storage, budget_bytes=8 << 20)
+    full = queue.put(["full"], {"tokens": [torch.ones(900_000, dtype=torch.int64)]})
+    producer = Producer.remote()  # type: ignore[attr-defined]
+    ray.get(producer.put.remote(queue, ["early"], 10))
+    process = process_of(producer)
+    put = producer.put_at_once if waits_for == "publish" else producer.put
+    waiting = put.remote(queue, ["ghost"], LARGE)
+    while not queue.stats()["nodes"][this_node()]["waiting"]:
+        time.sleep(0.05)
+    os.kill(process, signal.SIGKILL)
+    with pytest.raises(ray.exceptions.RayActorError):
+        ray.get(waiting)
+    began = time.monotonic()
+    queue.put(["small"], {"tokens": [torch.ones(10, dtype=torch.int64)]})
+    assert time.monotonic() - began < SOON_S
+    queue.clear(full)
+    assert set(queue.list().keys) == {"early", "small"}
+    queue.clear(queue.list())
+    assert queue.stats()["bytes"] == 0
+    queue.close()
 
 
 def _lose_patience(index: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import sys
@@ -28,6 +29,26 @@ class Worker:
 
     def check(self, queue: Queue, batch: BatchMeta) -> None:
         check(queue, batch)
+
+    def give_up(self, queue: Queue) -> None:
+        """A wait and a put over budget that nobody waits for any more."""
+
+        async def work() -> None:
+            image = torch.zeros(1, 15 * MIB)
+            calls = [queue.await_(["never"]), queue.aput(["ghost"], {"far_image": image})]
+            tasks = [asyncio.ensure_future(call) for call in calls]
+            await asyncio.sleep(1)
+            assert not any(task.done() for task in tasks)
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+
+        full = queue.put(["full"], {"far_image": torch.zeros(1, 8 * MIB)})
+        asyncio.run(work())
+        queue.put(["small"], {"reward": torch.ones(1)}, timeout_s=10)  # is not held up
+        queue.clear(full)
+        assert queue.list().keys == ("small",)
+        queue.clear(queue.list())
 
     def append(self, queue: Queue, batch: BatchMeta) -> BatchMeta:
         return queue.put(batch, {"values": [torch.full((i,), float(i)) for i in range(len(batch))]})
@@ -109,6 +130,7 @@ def main() -> None:
     worker, mortal = (Worker.options(scheduling_strategy=strategy).remote() for _ in range(2))  # type: ignore[attr-defined]
     queue = Queue.create(sys.argv[1], budget_bytes=64 * MIB)
     outlive(queue, mortal)
+    ray.get(worker.give_up.remote(queue))
     batch = shared(queue, worker)
     storage = ray.get_actor(f"tqppo-{queue.spec.run}-storage-{other[:16]}")
     process = ray.get(storage.__ray_call__.remote(lambda self: os.getpid()))

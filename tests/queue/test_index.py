@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
 
-from tqppo.errors import DeadlineExceeded, QueueError
+from tqppo.errors import CheckpointError, DeadlineExceeded, QueueError
 from tqppo.protocols import Locator
-from tqppo.queue.calls import run
+from tqppo.queue.calls import Waiting, run
 from tqppo.queue.index import COMPACT_ABOVE_BYTES, Index
 
 
@@ -107,6 +108,177 @@ def test_a_put_that_gave_up_lets_the_next_one_pass() -> None:
         publish(index, ["b"], ("x",), "two", 90)
     publish(index, ["c"], ("x",), "three", 10)
     assert index.list("train", None, None)[0] == ["a", "c"]
+
+
+def reserved(index: Index, size: int) -> Waiting:
+    return index.room("here", size)
+
+
+def test_room_is_reserved_for_whoever_was_granted_it() -> None:
+    index, _ = make(limit=100)
+    first, second = reserved(index, 60), reserved(index, 60)
+    assert not second.future.done()
+    assert index.stats()["bytes"] == 60
+    answer = index.publish("train", ["a"], None, ("x",), Locator("here", "one", 60), first.future.result())
+    assert isinstance(answer, dict)  # at once, before others that wait
+    assert index.stats()["bytes"] == 60
+    index.clear("train", ["a"])
+    index.release(second.future.result())
+    index.release(second.future.result())
+    assert index.stats()["bytes"] == 0
+    late = index.publish("train", ["b"], None, ("x",), Locator("here", "two", 60), second.future.result())
+    assert late.future.done()  # a ticket that is no good any more: like one who has none
+    assert index.stats()["bytes"] == 60
+
+
+def test_room_of_processes_that_never_came_back_is_given_to_others() -> None:
+    index, _ = make(limit=100)
+    first, second = reserved(index, 60), reserved(index, 60)
+    assert "60 bytes: puts under way" in second.explain()
+    index.expire(older_than_s=60)
+    assert not second.future.done()
+    index.expire(older_than_s=-1)
+    assert second.future.done()
+    assert first.future.result() != second.future.result()
+
+
+def test_any_number_of_puts_may_wait_for_the_budget() -> None:
+    index, _ = make(limit=100)
+    publish(index, ["a"], ("x",), "one", 100)
+    count = 3000
+    waiting = [
+        index.publish("train", ["a"], None, ("x",), Locator("here", f"b{i}", 100 if i else 60)) for i in range(count)
+    ]
+    index.clear("train", ["a"])  # each takes the place of the one before
+    assert [each.future.done() for each in waiting] == [True] + [False] * (count - 1)
+    index.clear("train", ["a"])
+    assert waiting[1].future.done()
+    rooms = [reserved(index, 1) for _ in range(count)]
+    for each in waiting[2:]:
+        assert each.drop()
+    index.clear("train", ["a"])
+    assert sum(room.future.done() for room in rooms) == 100
+
+
+def test_an_append_whose_rows_are_gone_when_there_is_room_is_refused_and_costs_nothing() -> None:
+    index, _ = make(limit=100)
+    publish(index, ["a"], ("x",), "one", 80)
+    append = index.publish("train", ["a"], None, ("y",), Locator("here", "two", 50), None, True)
+    after = index.publish("train", ["b"], None, ("x",), Locator("here", "three", 100))
+    index.clear("train", ["a"])
+    with pytest.raises(QueueError, match="'a'"):
+        append.future.result(0)
+    assert after.future.done()
+    assert index.stats()["bytes"] == 100
+    index.clear("train", ["b"])
+    ticket = reserved(index, 40).future.result()
+    with pytest.raises(QueueError, match="'b'"):
+        index.publish("train", ["b"], None, ("y",), Locator("here", "four", 40), ticket, True)
+    assert index.stats()["bytes"] == 0
+
+
+def test_tags_that_do_not_fit_the_rows_change_nothing() -> None:
+    index, _ = make()
+    with pytest.raises(QueueError, match="2 rows were given 1 tags"):
+        publish(index, ["a", "b"], ("x",), "one", tags=[{}])
+    assert index.stats()["rows"] == 0
+    assert index.stats()["bytes"] == 0
+
+
+# -- waiting ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_wait_looks_only_at_rows_that_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    index, _ = make()
+    keys, looks = [f"k{i}" for i in range(1000)], []
+    waiting = index.wait("train", keys, {"status": "done"}, 1000)
+    tags_of = index._waiters._tags_of
+
+    def counted(partition: str, key: str) -> Any:
+        looks.append(key)
+        return tags_of(partition, key)
+
+    monkeypatch.setattr(index._waiters, "_tags_of", counted)
+    for key in keys:
+        index.tag("train", [key, f"other_{key}"], [{"status": "done"}] * 2)
+    assert looks == keys
+    assert waiting.future.result(0)[0] == keys
+
+
+def test_a_row_that_changed_back_or_was_cleared_is_waited_for_again() -> None:
+    index, _ = make()
+    waiting = index.wait("train", ["b", "a"], {"status": ["done"]}, 2)
+    index.tag("train", ["a"], [{"status": "done"}])
+    index.tag("train", ["a"], [{"status": "running"}])
+    index.tag("train", ["b"], [{"status": "done"}])
+    index.clear("train", ["b"])
+    index.tag("train", ["a"], [{"status": "done"}])
+    assert not waiting.future.done()
+    assert "b (no such row yet)" in waiting.explain()
+    index.tag("train", ["b"], [{"status": "done"}])
+    keys, tags, _, _ = waiting.future.result(0)
+    assert keys == ["b", "a"]
+    tags[0]["status"] = "mine"
+    assert index.list("train", {"status": "done"}, None)[0] == ["a", "b"]
+    assert not waiting.drop()
+
+
+# -- snapshots -------------------------------------------------------------------------------------------------------
+
+
+def test_blocks_of_a_snapshot_stay_until_it_is_done() -> None:
+    index, freed = make()
+    publish(index, ["a"], ("x",), "one")
+    first, second = index.dump(), index.dump()
+    index.clear("train", ["a"])
+    publish(index, ["a"], ("x",), "two")
+    index.clear("train", ["a"])
+    assert freed == ["two"]
+    assert [locator.block for locator in index.known()] == ["one"]
+    index.unpin(first["pin"])
+    assert freed == ["two"]
+    index.unpin(second["pin"])
+    assert freed == ["two", "one"]
+    assert index.stats()["bytes"] == 0
+
+
+def test_a_put_that_waits_during_a_restore_comes_after_it() -> None:
+    index, freed = make(limit=100)
+    publish(index, ["a"], ("x",), "one", 60)
+    dumped = index.dump()
+    index.unpin(dumped["pin"])
+    waiting = index.publish("train", ["b"], None, ("x",), Locator("here", "two", 50))
+    (number,) = dumped["blocks"]
+    index.load(dumped["tables"], {number: Locator("here", "copy", 40)})
+    assert freed == ["one"]
+    assert waiting.future.done()
+    assert index.list("train", None, None)[0] == ["a", "b"]
+    assert index.stats()["bytes"] == 90
+    index.clear("train", ["a", "b"])
+    assert index.stats()["bytes"] == 0
+
+
+def test_a_damaged_dump_changes_nothing() -> None:
+    index, freed = make()
+    publish(index, ["a"], ("x",), "one")
+    dumped = index.dump()
+    with pytest.raises(CheckpointError, match="damaged"):
+        index.load(dumped["tables"], {77: Locator("here", "copy", 100)})
+    assert freed == []
+    assert len(index.locate("train", ["a"], ["x"]).blocks) == 1
+
+
+def test_a_block_is_compacted_only_if_the_copy_is_much_smaller() -> None:
+    index, _ = make()
+    keys = [f"k{i}" for i in range(10)]
+    publish(index, keys, ("x", "y"), "big", COMPACT_ABOVE_BYTES)
+    for i in range(10):  # of every row one column is newer, so half the cells are dead, but no row or column is
+        publish(index, [keys[i]], ("x" if i % 2 else "y",), f"b{i}")
+    assert index.clear("train", keys[:2]) == []
+    assert index.clear("train", keys[2:5]) != []
+
+
+# -- threads, size ---------------------------------------------------------------------------------------------------
 
 
 def test_tags_of_many_threads_are_all_kept() -> None:

@@ -19,7 +19,20 @@ from tqppo.queue.index import Located
 SPEC = StorageSpec("wiretest", 1 << 20, token="secret")
 
 
+released: list[int] = []
+
+
 async def handle(method: str, args: tuple[Any, ...], timeout_s: float, gone: wire.Gone) -> Any:
+    if method == "room":
+        return 7
+    if method == "release":
+        released.append(args[0])
+    if method == "wait":
+        await gone()
+        released.append(args[0])
+        raise ConnectionError("whoever asked is gone")
+    if method == "locate":
+        raise KeyError("a mistake")
     if method == "clear":
         raise QueueError(f"no such rows: {args[0]}")
     if method == "stats":
@@ -68,6 +81,35 @@ def test_errors_keep_their_kind_and_silence_ends_at_the_deadline() -> None:
                 await ask(line, "list", timeout_s=0.1)
             assert await ask(line, "tag", 1) == ["tag", 1]  # not the late answer of the call before
             line.close()
+
+    asyncio.run(work())
+
+
+def test_a_mistake_at_the_index_is_an_error_and_not_a_dead_index() -> None:
+    async def work() -> None:
+        async with desk():
+            line = wire.Wire(SPEC)
+            with pytest.raises(QueueError, match="KeyError: 'a mistake'"):
+                await ask(line, "locate")
+            assert await ask(line, "tag", 1) == ["tag", 1]
+            line.close()
+
+    asyncio.run(work())
+
+
+def test_who_leaves_gives_back_what_it_was_given_and_is_not_waited_for() -> None:
+    async def work() -> None:
+        async with desk():
+            released.clear()
+            line = wire.Wire(SPEC)
+            assert await ask(line, "room") == 7
+            waiting = asyncio.ensure_future(ask(line, "wait", 8))
+            await asyncio.sleep(0.1)
+            waiting.cancel()
+            await asyncio.wait({waiting})
+            for _ in range(100):
+                await asyncio.sleep(0.01)
+            assert sorted(released) == [7, 8]
 
     asyncio.run(work())
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import glob
 import tempfile
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 
@@ -88,6 +90,29 @@ def test_a_put_over_budget_waits_and_says_who_holds_what(cluster: None, backend_
     batch = asyncio.run(work())
     assert torch.equal(queue.get(batch, ["check_image"])["check_image"], image)
     assert queue.list().keys == batch.keys
+    queue.close()
+
+
+def test_a_put_that_was_cancelled_leaves_no_trace_and_holds_nobody_up(cluster: None, backend_name: str) -> None:
+    queue = Queue.create(backend_name, budget_bytes=4 * MIB, timeout_s=20)
+    first = queue.put(keys(3), {"check_image": torch.zeros(3, 1, 512, 512)})  # 3 MiB
+
+    async def cancelled() -> None:
+        late = asyncio.ensure_future(queue.aput(keys(2, "late"), {"check_image": torch.zeros(2, 1, 512, 512)}))
+        waiting = asyncio.ensure_future(queue.await_(["never"]))
+        await asyncio.sleep(0.3)
+        for each in (late, waiting):
+            assert not each.done()
+            each.cancel()
+        await asyncio.wait({late, waiting})
+        assert late.cancelled()
+
+    asyncio.run(cancelled())
+    small = queue.put(keys(1, "small"), {"check_number": torch.ones(1)}, timeout_s=10)
+    queue.clear(first)
+    assert queue.list().keys == small.keys
+    queue.clear(small)
+    assert queue.stats()["bytes"] == 0
     queue.close()
 
 
@@ -179,6 +204,36 @@ def test_a_snapshot_is_restored_by_any_storage(queue: Queue, tmp_path: Path) -> 
         assert found["check_json"] == columns["check_json"]
         if local:
             target.close()
+
+
+def test_a_snapshot_is_whole_though_rows_come_and_go(queue: Queue, tmp_path: Path) -> None:
+    is_done = threading.Event()
+
+    def come_and_go(name: str) -> None:
+        i = 0
+        while not is_done.is_set():
+            batch = queue.put(keys(2, f"{name}{i}"), {"check_tokens": [torch.full((50_000,), i)] * 2})
+            queue.clear(batch)
+            i += 1
+
+    kept = queue.put(keys(2), {"check_tokens": [torch.arange(60_000), torch.arange(3)]})
+    with ThreadPoolExecutor(2) as threads:
+        ended = [threads.submit(come_and_go, name) for name in "ab"]
+        try:
+            for i in range(4):
+                queue.snapshot(tmp_path / f"saved{i}")
+        finally:
+            is_done.set()
+        for each in ended:
+            each.result()
+    for i in range(4):
+        queue.restore(tmp_path / f"saved{i}")
+        batch = queue.list()
+        assert set(kept.keys) <= set(batch.keys)
+        found = queue.get(batch, ["check_tokens"])["check_tokens"].unbind()
+        rows = dict(zip(batch.keys, found, strict=True))
+        check_ragged(queue.get(kept, ["check_tokens"])["check_tokens"], [rows[key] for key in kept.keys], "int64")
+        assert all(len(set(rows[key].tolist())) == 1 for key in set(batch.keys) - set(kept.keys))
 
 
 def test_a_damaged_snapshot_is_refused(queue: Queue, tmp_path: Path) -> None:

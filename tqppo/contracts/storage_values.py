@@ -85,6 +85,17 @@ def test_large_tensors_come_back_exactly(queue: Queue) -> None:
     assert torch.equal(queue.get(batch.take(scattered), ["check_image"])["check_image"], image[scattered])
 
 
+def test_rows_of_very_many_puts_come_back_together(queue: Queue) -> None:
+    rows = [numbers(35_000, dtype="int64", seed=i) for i in range(100)]  # 280 kB each
+    for i, row in enumerate(rows):
+        queue.put([f"row{i}_0_0"], {"check_tokens": [row], "check_number": torch.tensor([float(i)])})
+    order = [(i * 37) % 100 for i in range(100)]
+    batch = BatchMeta("train", tuple(f"row{i}_0_0" for i in order))
+    found = queue.get(batch, ["check_tokens", "check_number"])
+    check_ragged(found["check_tokens"], [rows[i] for i in order], "int64")
+    assert found["check_number"].tolist() == order
+
+
 def test_no_rows_give_empty_columns(queue: Queue) -> None:
     found = queue.get(BatchMeta("train", ()), ["check_positions", "check_number", "check_json"])
     assert found["check_positions"].layout is torch.jagged

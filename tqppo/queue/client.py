@@ -284,10 +284,11 @@ def _arrived(storage: str, spec: StorageSpec, link: Link, columns: Sequence[Colu
 
 
 def _rows_to_put(keys: Sequence[str] | BatchMeta, partition: str | None, tags: Sequence[Tags] | None) -> BatchMeta:
+    if not isinstance(keys, BatchMeta):
+        _check_list(keys)
     if tags is not None and len(tags) != len(keys):
         raise QueueError(f"{len(keys)} keys were given {len(tags)} tags")
     if not isinstance(keys, BatchMeta):
-        _check_list(keys)
         return BatchMeta(partition or "train", tuple(keys))
     if partition not in (None, keys.partition):
         raise QueueError(f"rows of partition {keys.partition!r} cannot be put into partition {partition!r}")
@@ -295,8 +296,8 @@ def _rows_to_put(keys: Sequence[str] | BatchMeta, partition: str | None, tags: S
 
 
 def _check_list(keys: Sequence[str]) -> None:
-    if isinstance(keys, str):
-        raise QueueError(f"keys are a list of strings, not one string: {keys!r}")
+    if isinstance(keys, str) or not isinstance(keys, Sequence):
+        raise QueueError(f"keys are a list of strings, not a {type(keys).__name__}: {keys!r}")
     check_keys(keys)
 
 

@@ -120,6 +120,9 @@ def check_keys(keys: Sequence[str]) -> None:
 
 def plain_tags(keys: Sequence[str], tags: Sequence[Tags]) -> list[dict[str, Any]]:
     """Tags as JSON brings them back: they travel and are saved as JSON, so they are nothing else from the start."""
+    odd = [key for key, tag in zip(keys, tags, strict=True) if not isinstance(tag, Mapping)]
+    if odd:
+        raise QueueError(f"the tags of a row are names and values; those of {shorten(odd)} are not")
     try:
         return plain(tags)
     except QueueError:
