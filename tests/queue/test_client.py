@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
@@ -159,6 +161,20 @@ def test_a_put_takes_no_longer_than_it_may(queue: Queue) -> None:
     with pytest.raises(DeadlineExceeded, match=r"Held by .*1 rows of 'train' × client_tokens"):
         queue.put(["b"], {"client_tokens": [torch.zeros(MIB)]}, timeout_s=0.3)
     assert time.monotonic() - began < 3
+
+
+def test_a_batch_of_very_many_blocks_takes_few_handles(queue: Queue) -> None:
+    keys = [f"k{i}" for i in range(150)]
+    for i, key in enumerate(keys):
+        queue.put([key], {"client_tokens": [torch.full((40_000,), i)]})
+    batch = BatchMeta("train", tuple(keys))
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (psutil.Process().num_fds() + 150, allowed[1]))
+    try:
+        found = queue.get(batch, ["client_tokens"])["client_tokens"].unbind()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, allowed)
+    assert [int(row[-1]) for row in found] == list(range(150))
 
 
 def test_rows_are_cleared_though_their_block_cannot_be_compacted(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:

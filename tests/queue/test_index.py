@@ -143,21 +143,20 @@ def test_room_of_processes_that_never_came_back_is_given_to_others() -> None:
 
 
 def test_any_number_of_puts_may_wait_for_the_budget() -> None:
-    index, _ = make(limit=100)
+    index, freed = make(limit=100)
     publish(index, ["a"], ("x",), "one", 100)
     count = 3000
-    waiting = [
-        index.publish("train", ["a"], None, ("x",), Locator("here", f"b{i}", 100 if i else 60)) for i in range(count)
-    ]
-    index.clear("train", ["a"])  # each takes the place of the one before
-    assert [each.future.done() for each in waiting] == [True] + [False] * (count - 1)
-    index.clear("train", ["a"])
-    assert waiting[1].future.done()
     rooms = [reserved(index, 1) for _ in range(count)]
-    for each in waiting[2:]:
-        assert each.drop()
+    puts = [index.publish("train", ["b"], None, ("x",), Locator("here", f"b{i}", 50)) for i in range(count)]
     index.clear("train", ["a"])
     assert sum(room.future.done() for room in rooms) == 100
+    for room in rooms[:100]:
+        index.release(room.future.result())
+    for room in rooms[100:]:
+        room.drop() or index.release(room.future.result())
+    assert all(put.future.done() for put in puts)  # each takes the place of the one before
+    assert len(freed) == count
+    assert index.stats()["bytes"] == 50
 
 
 def test_an_append_whose_rows_are_gone_when_there_is_room_is_refused_and_costs_nothing() -> None:
