@@ -13,11 +13,13 @@ import mmap
 import os
 import threading
 import weakref
+from collections.abc import Sequence
 
 import numpy as np
 
 from tqppo.queue.block import Bytes
 
+Spans = Sequence[tuple[int, int]]  # from start to stop
 MOST = 32  # files that a process keeps for reading, and as many for writing; two handles each
 _forks = 0
 
@@ -117,42 +119,42 @@ class Kept:
                 if not idle.is_forked():
                     idle.unlock()
 
-    def lend(self, file: LeasedFile, num_bytes: int, used: tuple[int, int]) -> Bytes:
+    def lend(self, file: LeasedFile, num_bytes: int, used: Spans) -> Bytes:
         """The bytes of a file, under a lease that ends with the last array over them.
 
-        Copy-on-write: the reader may change them, from `used[0]` to `used[1]`, and nobody else sees that.
+        Copy-on-write: the reader may change them within what it uses, and nobody else sees that.
         """
         lent = np.frombuffer(file.map(num_bytes, mmap.ACCESS_COPY), np.uint8, num_bytes)
         address = lent.__array_interface__["data"][0]
         weakref.finalize(lent, self._return, file, address, used).atexit = False
         return lent
 
-    def _return(self, file: LeasedFile, address: int, used: tuple[int, int]) -> None:
+    def _return(self, file: LeasedFile, address: int, used: Spans) -> None:
         assert file.memory is not None, "it was lent"
         try:
-            written = _private_pages(address, used)
+            for start, num_bytes in _private_pages(address, used):
+                file.memory.madvise(mmap.MADV_DONTNEED, start, num_bytes)
         except OSError:  # this system does not tell what was written, so the mapping is not used again
             file.memory = None
-        else:
-            if written is not None:
-                file.memory.madvise(mmap.MADV_DONTNEED, *written)
         self.take_back(file)
 
 
-def _private_pages(address: int, used: tuple[int, int]) -> tuple[int, int] | None:
-    """(start, bytes) of a copy-on-write mapping, from the first page that was written to the last."""
-    first = used[0] // mmap.PAGESIZE
-    entries = np.empty(-(-used[1] // mmap.PAGESIZE) - first, np.uint64)
+def _private_pages(address: int, used: Spans) -> list[tuple[int, int]]:
+    """(start, bytes) within a copy-on-write mapping: of each span, from the first page that was written to the last."""
+    found = []
     pagemap = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
     try:
-        count = os.preadv(pagemap, [entries.view(np.uint8).data], (address // mmap.PAGESIZE + first) * 8)
+        for begin, end in used:
+            first = begin // mmap.PAGESIZE
+            entries = np.empty(-(-end // mmap.PAGESIZE) - first, np.uint64)
+            count = os.preadv(pagemap, [entries.view(np.uint8).data], (address // mmap.PAGESIZE + first) * 8)
+            if count != entries.nbytes:
+                raise OSError("the page table ends early")
+            state = entries >> np.uint64(61)  # present, swapped, of a file
+            private = np.flatnonzero((state == 4) | (state == 2))
+            if len(private):
+                start, stop = first + int(private[0]), first + int(private[-1]) + 1
+                found.append((start * mmap.PAGESIZE, (stop - start) * mmap.PAGESIZE))
     finally:
         os.close(pagemap)
-    if count != entries.nbytes:
-        raise OSError("the page table ends early")
-    state = entries >> np.uint64(61)  # present, swapped, of a file
-    private = np.flatnonzero((state == 4) | (state == 2))
-    if not len(private):
-        return None
-    start, stop = first + int(private[0]), first + int(private[-1]) + 1
-    return start * mmap.PAGESIZE, (stop - start) * mmap.PAGESIZE
+    return found

@@ -215,7 +215,7 @@ class Segments:
             self._read.take_back(file)
             return None
         if num_bytes >= SMALL:
-            memory = self._read.lend(file, num_bytes, layout.span(columns))
+            memory = self._read.lend(file, num_bytes, layout.spans(columns))
         return BlockView(layout, whole=memory, writable=True)
 
     def _opened(self, place: str) -> LeasedFile | None:

@@ -221,7 +221,7 @@ class Bench:
         """All operations on one payload."""
         data, keys = payload(part), names(SIZES[part][0])
         ray.get(self.producer.load.remote(part))
-        self.record(part, "cycle", self.cycle(data, keys, counts={"simple": 8, "ray": 4, "memcpy": 8}))
+        self.record(part, "cycle", self.cycle(data, keys, counts={"simple": 8, "ray": 8, "memcpy": 8}))
         batches = {name: subject.put(keys, data) for name, subject in self.subjects.items()}
         self.record(part, "half", self.halves(batches, data))
         self.record(part, "two columns", self.two_columns(batches, TWO))

@@ -62,10 +62,14 @@ class Layout:
         fields = [field for name, field in self.fields.items() if name in wanted]
         return [piece for field in fields for piece in field.pieces(self.num_rows)]
 
-    def span(self, columns: Iterable[str] | None = None) -> tuple[int, int]:
-        """From the first byte of some columns to behind the last."""
-        pieces = self.pieces(columns)
-        return (pieces[0][0], sum(pieces[-1])) if pieces else (0, 0)
+    def spans(self, columns: Iterable[str] | None = None) -> list[tuple[int, int]]:
+        """Where some columns are, from start to stop; neighbours together."""
+        spans: list[tuple[int, int]] = []
+        for start, size in self.pieces(columns):
+            is_next = spans and start - spans[-1][1] < ALIGN
+            first = spans.pop()[0] if is_next else start
+            spans.append((first, start + size))
+        return spans
 
 
 @dataclass(frozen=True, slots=True)
