@@ -81,6 +81,14 @@ class LeasedFile:
         return self.memory
 
 
+def discard(path: str) -> None:
+    """Delete a file and, unless somebody is using it, give its memory back, whoever has it mapped."""
+    with contextlib.suppress(FileNotFoundError):
+        file = LeasedFile(path, "")
+        os.unlink(path)
+        file.unlock()
+
+
 class Kept:
     """A process's files between two leases: at most one of a name, and those used least recently go first."""
 

@@ -10,11 +10,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import logging
 import mmap
 import os
-import shutil
-import tempfile
 import time
 import uuid
 from collections.abc import Collection, Iterator, Sequence
@@ -26,13 +23,10 @@ import numpy as np
 from tqppo.errors import QueueError
 from tqppo.queue.block import Block, BlockView, Layout, parse
 
-from .mappings import Kept, LeasedFile
+from .folders import SHARED, choose_parent, delete, parents, reap
+from .mappings import Kept, LeasedFile, discard
 
-log = logging.getLogger(__name__)
-
-SHARED = Path("/dev/shm")
 SMALL = 256 * 1024  # bytes; what is smaller is read into private memory, and its file deleted: new pages cost little
-ENOUGH = 512 << 20  # less free shared memory than this (and than the budget) is too small to be useful
 _MAX_WRITE = 1 << 30  # bytes per system call
 
 
@@ -50,7 +44,7 @@ class Segments:
     @staticmethod
     def create(name: str, budget_bytes: int, base: str = "") -> Segments:
         """Make the folder of a run on this node and own it until this process ends or `remove` is called."""
-        for folder in _parents(base):
+        for folder in parents(base):
             reap(folder)
         parent = choose_parent(budget_bytes, base)
         hidden = parent / f".tqppo-{uuid.uuid4().hex}"  # under its name only once it is locked: never reaped half made
@@ -67,13 +61,13 @@ class Segments:
     @staticmethod
     def find(name: str, budget_bytes: int, base: str = "") -> Segments | None:
         """The folder that the run's owner made on this node."""
-        for parent in _parents(base):
+        for parent in parents(base):
             if (parent / name / "live").is_dir():
                 return Segments(parent / name, budget_bytes)
         return None
 
     def remove(self) -> None:
-        _delete(self.folder)
+        delete(self.folder)
         self._read, self._written = Kept(), Kept()
         if self._lock >= 0:
             os.close(self._lock)
@@ -306,81 +300,3 @@ def _drop(buffers: list[memoryview], count: int) -> None:
         count -= len(buffers.pop(0))
     if count:
         buffers[0] = buffers[0][count:]
-
-
-def discard(path: str) -> None:
-    """Delete a file and, unless somebody is using it, give its memory back, whoever has it mapped."""
-    with contextlib.suppress(FileNotFoundError):
-        file = LeasedFile(path, "")
-        os.unlink(path)
-        file.unlock()
-
-
-# -- where, and what dead runs left ----------------------------------------------------------------------------------
-
-
-def _parents(base: str) -> list[Path]:
-    return [Path(base)] if base else [SHARED, Path(tempfile.gettempdir())]
-
-
-def choose_parent(budget_bytes: int, base: str = "") -> Path:
-    """Shared memory where there is enough of it, else the temporary folder; a given folder always."""
-    if base:
-        Path(base).mkdir(parents=True, exist_ok=True)
-        return Path(base)
-    fallback = Path(tempfile.gettempdir())
-    if not os.access(SHARED, os.W_OK):
-        log.warning("%s is not there: the queue keeps its blocks in %s, which is slower", SHARED, fallback)
-        return fallback
-    spare = shutil.disk_usage(SHARED).free
-    if spare < min(budget_bytes, ENOUGH):
-        log.warning("%s has only %d MB left: the queue keeps its blocks in %s", SHARED, spare >> 20, fallback)
-        return fallback
-    if spare < budget_bytes:
-        log.warning("%s has %d MB left, less than the budget of %d MB", SHARED, spare >> 20, budget_bytes >> 20)
-    return SHARED
-
-
-def reap(parent: Path) -> list[str]:
-    """Delete what runs left behind whose owner is dead: its lock can be taken."""
-    reaped = []
-    for folder in [*parent.glob("tqppo-*"), *_abandoned(parent)]:
-        try:
-            lock = os.open(folder / "owner", os.O_RDWR | os.O_CLOEXEC)
-        except OSError:
-            continue  # not one of ours, somebody else's, or just gone
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _delete(folder)
-            reaped.append(folder.name)
-        except BlockingIOError:
-            continue
-        finally:
-            os.close(lock)
-    if reaped:
-        log.info("removed the shared memory of dead runs: %s", ", ".join(reaped))
-    return reaped
-
-
-def remove_run(prefix: str, base: str = "") -> None:
-    """Delete all folders of a run on this machine."""
-    for parent in _parents(base):
-        for folder in parent.glob(f"{prefix}*"):
-            _delete(folder)
-
-
-def _delete(folder: Path) -> None:
-    for file in [*folder.glob("live/*"), *folder.glob("free/*")]:
-        with contextlib.suppress(OSError):
-            discard(str(file))
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-def _abandoned(parent: Path) -> list[Path]:
-    """Folders whose maker died before it named them."""
-    found = []
-    for folder in parent.glob(".tqppo-*"):
-        with contextlib.suppress(FileNotFoundError):  # named just now
-            if folder.stat().st_mtime < time.time() - 600:
-                found.append(folder)
-    return found

@@ -9,8 +9,9 @@ from tqppo.errors import DataLost
 from tqppo.protocols import Locator, StorageSpec
 from tqppo.queue.block import Block, BlockView, Bytes, parse
 
+from .folders import remove_run
 from .nodes import NodeActor, NodeActors, this_node
-from .segments import Segments, remove_run
+from .segments import Segments
 
 MANY = 64  # blocks; what is gathered from more is copied block by block, since each that is mapped costs two handles
 Request = tuple[str, str, int]  # place, block, bytes

@@ -179,7 +179,7 @@ def test_deleted_files_make_room_for_mappings_of_others(files: Any, monkeypatch:
     monkeypatch.setattr(mappings, "MOST", 1)
     old = written_twice(files)
     for entry in os.listdir(files.folder / "free"):
-        segments.discard(str(files.folder / "free" / entry))
+        mappings.discard(str(files.folder / "free" / entry))
     new = written_twice(files)
     assert new != old
     assert [file.name for file in kept(files._written)] == [new]
@@ -227,7 +227,7 @@ def test_a_deleted_file_whose_last_reader_was_killed_goes_with_the_next_use(file
     (mapped,) = kept(idle._read)
     killed = reader._opened(place)
     assert killed.lock(fcntl.LOCK_SH)
-    segments.discard(f"{files.folder}/live/{place}")
+    mappings.discard(f"{files.folder}/live/{place}")
     del killed  # closed, and no more than that
     assert held_bytes(mapped.handle) >= MIB
     assert (read(idle, files.write(second), second) == 4).all()

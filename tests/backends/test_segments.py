@@ -22,6 +22,7 @@ from tqppo.errors import QueueError
 from tqppo.queue.block import Block
 from tqppo.queue.encode import encode
 
+folders = importlib.import_module("tqppo_backends.storage.folders")
 segments = importlib.import_module("tqppo_backends.storage.segments")
 
 declare(Column("segment_bytes", Kind.ROW, "uint8", trailing=(None,)))
@@ -39,8 +40,8 @@ def block(size: int = 1 << 20, value: int = 1) -> Block:
 @pytest.fixture(params=["memory", "disk"])
 def files(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     """On disk, files are never written by a mapping."""
-    with contextlib.ExitStack() as folders:
-        base = str(tmp_path) if request.param == "disk" else folders.enter_context(memory_folder())
+    with contextlib.ExitStack() as made_for_it:
+        base = str(tmp_path) if request.param == "disk" else made_for_it.enter_context(memory_folder())
         made = segments.Segments.create("tqppo-test", BUDGET, base)
         yield made
         made.remove()
@@ -206,7 +207,7 @@ def test_the_reaper_takes_dead_runs_and_leaves_live_ones(tmp_path: Path) -> None
     subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True, timeout=120, capture_output=True)
     (tmp_path / "tqppo-somebody-elses").mkdir()
     assert (tmp_path / "tqppo-dead").exists()
-    assert segments.reap(tmp_path) == ["tqppo-dead"]
+    assert folders.reap(tmp_path) == ["tqppo-dead"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["tqppo-somebody-elses", "tqppo-test"]
     living.remove()
 
@@ -217,9 +218,9 @@ def test_a_dead_run_that_filled_the_memory_is_reaped_before_a_place_is_chosen(
     dead = tmp_path / "tqppo-dead"
     dead.mkdir()
     (dead / "owner").touch()
-    monkeypatch.setattr(segments, "SHARED", tmp_path)
-    is_full = lambda folder: segments.shutil._ntuple_diskusage(100, 100, 0 if dead.exists() else BUDGET)  # noqa: E731
-    monkeypatch.setattr(segments.shutil, "disk_usage", is_full)
+    monkeypatch.setattr(folders, "SHARED", tmp_path)
+    is_full = lambda folder: folders.shutil._ntuple_diskusage(100, 100, 0 if dead.exists() else BUDGET)  # noqa: E731
+    monkeypatch.setattr(folders.shutil, "disk_usage", is_full)
     made = segments.Segments.create("tqppo-next", BUDGET)
     assert made.folder == tmp_path / "tqppo-next"
     made.remove()
@@ -228,12 +229,12 @@ def test_a_dead_run_that_filled_the_memory_is_reaped_before_a_place_is_chosen(
 def test_small_shared_memory_falls_back_with_a_message(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(segments, "SHARED", tmp_path / "absent")
+    monkeypatch.setattr(folders, "SHARED", tmp_path / "absent")
     with caplog.at_level(logging.WARNING):
-        assert segments.choose_parent(BUDGET) != tmp_path / "absent"
+        assert folders.choose_parent(BUDGET) != tmp_path / "absent"
     assert "is not there" in caplog.text
-    monkeypatch.setattr(segments, "SHARED", tmp_path)
-    monkeypatch.setattr(segments, "ENOUGH", 1 << 60)
-    assert segments.choose_parent(1 << 60) != tmp_path
+    monkeypatch.setattr(folders, "SHARED", tmp_path)
+    monkeypatch.setattr(folders, "ENOUGH", 1 << 60)
+    assert folders.choose_parent(1 << 60) != tmp_path
     assert "MB left" in caplog.text
-    assert segments.choose_parent(BUDGET, str(tmp_path / "mine")) == tmp_path / "mine"
+    assert folders.choose_parent(BUDGET, str(tmp_path / "mine")) == tmp_path / "mine"
