@@ -29,7 +29,7 @@ _folders = itertools.count()
 
 def value(column: str, seed: int) -> Any:
     """A plain value for a cell; ragged ones are empty now and then, some are large enough for compaction."""
-    length = (0, 1, 3, 40, 20_000)[seed % 5] if column != "model_row" else 0
+    length = (0, 1, 3, 40, 40_000)[seed % 5] if column != "model_row" else 0
     return {
         "model_row": float(seed),
         "model_ragged": [seed + i for i in range(length)],

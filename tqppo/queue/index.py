@@ -106,12 +106,13 @@ class Index:
         slots, known = table.add(keys)
         number = self._next_block = self._next_block + 1
         self._blocks[number] = Record(locator, partition, slots, columns, len(keys) * len(columns))
-        self._release(table.place(slots, columns, number, np.arange(len(keys), dtype=np.int32)))
-        before = [dict(table.tags[slot]) for slot in slots[known]] if known.any() else []
+        replaced = table.place(slots, columns, number, np.arange(len(keys), dtype=np.int32))
+        had_tags = any(table.tags[slot] for slot in slots[known].tolist())
         if tags is not None:
             table.merge(slots, tags)
         self._changed(partition, keys, slots)
-        stored = table.tags_at(slots) if any(before) else None  # None: just what the caller gave
+        stored = table.tags_at(slots) if had_tags else None  # None: just what the caller gave
+        self._release(replaced)  # last, because others may be granted the memory at once
         return {"tags": stored, "version": self._version, "spare": self.budget.spare(locator.node)}
 
     def tag(self, partition: str, keys: Sequence[str], tags: Sequence[Mapping[str, Any]]) -> int:
