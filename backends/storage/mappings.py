@@ -11,7 +11,6 @@ import contextlib
 import fcntl
 import mmap
 import os
-import threading
 import weakref
 from collections.abc import Sequence
 
@@ -90,11 +89,14 @@ def discard(path: str) -> None:
 
 
 class Kept:
-    """A process's files between two leases: at most one of a name, and those used least recently go first."""
+    """A process's files between two leases: at most one of a name, and those used least recently go first.
+
+    Readers' files come back when their last array is found to be garbage: in any thread, and in the middle of anything.
+    There is no lock to wait for then, nor after a fork; every step is one operation of a dict.
+    """
 
     def __init__(self) -> None:
         self._idle: dict[str, LeasedFile] = {}
-        self._lock = threading.RLock()  # readers' files come back whenever their last array is found to be garbage
 
     def __contains__(self, name: str) -> bool:
         return name in self._idle
@@ -103,18 +105,16 @@ class Kept:
         return len(self._idle) < MOST
 
     def take(self, name: str) -> LeasedFile | None:
-        with self._lock:
-            file = self._idle.pop(name, None)
+        file = self._idle.pop(name, None)
         return None if file is None or file.is_forked() else file
 
     def take_back(self, file: LeasedFile) -> None:
         """End a file's lease, and keep it if its mapping may be used again."""
         file.unlock()
-        with self._lock:
-            if file.memory is not None and not file.is_forked():
-                self._idle.pop(file.name, None)
-                self._idle[file.name] = file
-            self._let_go()
+        if file.memory is not None and not file.is_forked():
+            self._idle.pop(file.name, None)
+            self._idle[file.name] = file
+        self._let_go()
 
     def _let_go(self) -> None:
         """Of files that were deleted, and of the oldest if there are too many."""
@@ -122,10 +122,11 @@ class Kept:
         excess = len(names) - MOST
         for i, name in enumerate(names):
             idle = self._idle.get(name)
-            if idle is not None and (i < excess or idle.is_deleted()):
-                self._idle.pop(name, None)
-                if not idle.is_forked():
-                    idle.unlock()
+            if idle is None or (i >= excess and not idle.is_deleted()):
+                continue
+            dropped = self._idle.pop(name, None)
+            if dropped is not None and not dropped.is_forked():
+                dropped.unlock()
 
     def lend(self, file: LeasedFile, num_bytes: int, used: Spans) -> Bytes:
         """The bytes of a file, under a lease that ends with the last array over them.

@@ -27,6 +27,7 @@ from .folders import SHARED, choose_parent, delete, parents, reap
 from .mappings import Kept, LeasedFile, discard
 
 SMALL = 256 * 1024  # bytes; what is smaller is read into private memory, and its file deleted: new pages cost little
+TRIES = 40  # half a millisecond each, to read a file that somebody has locked
 _MAX_WRITE = 1 << 30  # bytes per system call
 
 
@@ -114,16 +115,17 @@ class Segments:
         return next((file for *_, free in fitting if (file := self._claimed(free, block)) is not None), None)
 
     def _claimed(self, free: str, block: Block) -> LeasedFile | None:
-        name = _name(free)
+        name, place = _name(free), self._live + _place(_name(free), block)
         try:
-            file = self._written.take(name) or LeasedFile(self._free + free, name)
+            os.rename(self._free + free, place)  # before it is locked: a block that somebody has published never is
+            file = self._written.take(name) or LeasedFile(place, name)
         except FileNotFoundError:  # claimed by somebody else
             return None
-        if file.lock(fcntl.LOCK_EX):
-            with contextlib.suppress(FileNotFoundError):
-                os.rename(self._free + free, self._live + _place(name, block))
-                return file
-        self._written.take_back(file)  # somebody still reads it
+        if file.lock(fcntl.LOCK_EX) and os.path.exists(place):  # unless it was swept meanwhile, as a block unknown
+            return file
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(place, self._free + free)  # somebody still reads it
+        self._written.take_back(file)
         return None
 
     def _is_mapped_for(self, file: LeasedFile, num_bytes: int) -> bool:
@@ -201,7 +203,7 @@ class Segments:
         """The block, if the file still holds it; the bytes of these columns (None: all) are the caller's to change.
         What is returned stays valid for as long as it is referenced."""
         file = self._read.take(_file(place)) or self._opened(place)
-        if file is None or not file.lock(fcntl.LOCK_SH):
+        if file is None or not self._lease(file, place):
             return None  # freed, or being written again
         memory = self._memory(file, place, num_bytes)
         layout = _layout(memory, block)
@@ -211,6 +213,16 @@ class Segments:
         if num_bytes >= SMALL:
             memory = self._read.lend(file, num_bytes, layout.spans(columns))
         return BlockView(layout, whole=memory, writable=True)
+
+    def _lease(self, file: LeasedFile, place: str) -> bool:
+        """Lock a file to read it. Whoever sweeps may have it for a moment; then the block is still there."""
+        for _ in range(TRIES):
+            if file.lock(fcntl.LOCK_SH):
+                return True
+            if not os.path.exists(self._live + place):
+                return False
+            time.sleep(0.0005)
+        return False
 
     def _opened(self, place: str) -> LeasedFile | None:
         try:

@@ -276,6 +276,45 @@ def test_a_forked_child_keeps_what_it_reads(tmp_path: Any) -> None:
     assert ended.stdout == "all is well\n", ended.stderr
 
 
+THREADS = """
+import os, signal, sys, threading
+sys.path.insert(0, sys.argv[1])
+from test_mappings import block, read, segments
+files = segments.Segments.create("tqppo-forked", 1 << 26, sys.argv[2])
+first = block(3)
+name = files.write(first)
+is_done = False
+
+def busy():
+    while not is_done:
+        read(files, name, first)
+
+threads = [threading.Thread(target=busy) for _ in range(2)]
+for thread in threads:
+    thread.start()
+for _ in range(40):
+    held = read(files, name, first)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)  # ends a child that waits for ever
+        del held
+        os._exit(0 if (read(files, name, first) == 3).all() else 1)
+    del held
+    assert os.waitpid(child, 0)[1] == 0
+is_done = True
+for thread in threads:
+    thread.join()
+files.remove()
+print("all is well")
+"""
+
+
+def test_a_child_forked_while_threads_read_is_not_held_up(tmp_path: Any) -> None:
+    command = [sys.executable, "-c", THREADS, os.path.dirname(__file__), str(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert ended.stdout == "all is well\n", ended.stderr
+
+
 # -- any order -------------------------------------------------------------------------------------------------------
 
 

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,37 @@ def test_a_half_written_block_is_not_read(files: Any) -> None:
     assert read(files, name, kept) is None
     os.close(handle)
     assert read(files, name, kept) is not None
+
+
+def test_a_block_that_is_locked_for_a_moment_is_read_all_the_same(files: Any) -> None:
+    kept = block()
+    name = files.write(kept)
+    handle = os.open(files.folder / "live" / name, os.O_RDWR)
+    fcntl.flock(handle, fcntl.LOCK_EX)  # as whoever sweeps has it
+    threading.Timer(0.005, os.close, [handle]).start()
+    assert read(files, name, kept) is not None
+
+
+def test_who_looks_for_a_free_file_never_locks_a_block(files: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    files.free(files.write(block()))
+    stale = os.listdir(files.folder / "free")
+    kept = block(value=5)
+    name = files.write(kept)  # somebody else's
+    monkeypatch.setattr(segments, "TRIES", 1)
+    lock, seen = segments.LeasedFile.lock, []
+
+    def watched(file: Any, kind: int) -> bool:
+        is_locked = lock(file, kind)
+        if kind == fcntl.LOCK_EX:
+            seen.append(read(files, name, kept))
+        return is_locked
+
+    with monkeypatch.context() as patch:
+        patch.setattr(segments.os, "listdir", lambda folder: stale)
+        patch.setattr(segments.LeasedFile, "lock", watched)
+        files.write(block(value=6))
+    assert None not in seen
+    assert (read(files, name, kept).values("segment_bytes") == 5).all()
 
 
 def test_small_blocks_are_private_copies_and_their_files_go_at_once(files: Any) -> None:

@@ -103,6 +103,11 @@ def test_tags_are_json(queue: Queue, tag: Any) -> None:
     assert len(queue.list()) == 0
 
 
+def test_a_text_with_a_nul_inside_is_a_tag_like_others(queue: Queue) -> None:
+    queue.tag({"a": {"x": 'say "\0"'}})
+    assert queue.list().tags == ({"x": 'say "\0"'},)
+
+
 def test_tags_are_what_json_makes_of_them_and_the_caller_s_own(queue: Queue) -> None:
     batch = queue.put(["a"], {"client_row": torch.zeros(1)}, tags=[{"pair": (1, 2), "number": np.float32(0.5)}])
     assert batch.tags == ({"pair": [1, 2], "number": 0.5},)
@@ -175,6 +180,28 @@ def test_a_batch_of_very_many_blocks_takes_few_handles(queue: Queue) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, allowed)
     assert [int(row[-1]) for row in found] == list(range(150))
+
+
+def test_a_write_that_fails_gives_its_room_back_and_its_own_error(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def full(block: Any) -> None:
+        raise QueueError("node out of memory")
+
+    ask = queue._ask
+
+    async def deaf(method: str, *args: Any, **more: Any) -> Any:
+        if method == "release":
+            raise QueueError("nobody there")
+        return await ask(method, *args, **more)
+
+    monkeypatch.setattr(queue._store, "write", full)
+    with pytest.raises(QueueError, match="out of memory"):
+        queue.put(["a"], {"client_tokens": [torch.zeros(MIB)]})
+    assert queue.stats()["bytes"] == 0
+    monkeypatch.setattr(queue, "_ask", deaf)
+    with pytest.raises(QueueError, match="out of memory"):
+        queue.put(["a"], {"client_tokens": [torch.zeros(MIB)]})
 
 
 def test_rows_are_cleared_though_their_block_cannot_be_compacted(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:

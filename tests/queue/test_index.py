@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from typing import Any
 
@@ -110,50 +111,101 @@ def test_a_put_that_gave_up_lets_the_next_one_pass() -> None:
     assert index.list("train", None, None)[0] == ["a", "c"]
 
 
-def reserved(index: Index, size: int) -> Waiting:
-    return index.room("here", size)
+def reserved(index: Index, size: int, ticket: str) -> Waiting:
+    return index.room("here", size, ticket)
 
 
 def test_room_is_reserved_for_whoever_was_granted_it() -> None:
     index, _ = make(limit=100)
-    first, second = reserved(index, 60), reserved(index, 60)
+    second = reserved(index, 60, "a1") and reserved(index, 60, "b1")
     assert not second.future.done()
     assert index.stats()["bytes"] == 60
-    answer = index.publish("train", ["a"], None, ("x",), Locator("here", "one", 60), first.future.result())
+    answer = index.publish("train", ["a"], None, ("x",), Locator("here", "one", 60), "a1")
     assert isinstance(answer, dict)  # at once, before others that wait
     assert index.stats()["bytes"] == 60
     index.clear("train", ["a"])
-    index.release(second.future.result())
-    index.release(second.future.result())
+    assert second.future.done()
+    index.release("b")
+    index.release("b")
     assert index.stats()["bytes"] == 0
-    late = index.publish("train", ["b"], None, ("x",), Locator("here", "two", 60), second.future.result())
+    late = index.publish("train", ["b"], None, ("x",), Locator("here", "two", 60), "b1")
     assert late.future.done()  # a ticket that is no good any more: like one who has none
     assert index.stats()["bytes"] == 60
 
 
 def test_room_of_processes_that_never_came_back_is_given_to_others() -> None:
     index, _ = make(limit=100)
-    first, second = reserved(index, 60), reserved(index, 60)
+    _, second, third = reserved(index, 60, "a"), reserved(index, 60, "b"), reserved(index, 1, "c")
     assert "60 bytes: puts under way" in second.explain()
+    assert "1 other puts are before it" in third.explain()
     index.expire(older_than_s=60)
     assert not second.future.done()
     index.expire(older_than_s=-1)
     assert second.future.done()
-    assert first.future.result() != second.future.result()
+
+
+def test_room_that_came_when_nobody_waited_any_more_is_given_back() -> None:
+    async def work() -> None:
+        index, _ = make(limit=100)
+        index.room("here", 100, "a")
+        waiting = asyncio.ensure_future(index.room("here", 100, "b").within(20).resolve())
+        await asyncio.sleep(0)
+        index.release("a")  # granted to the other,
+        waiting.cancel()  # which is gone before it hears of it
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert index.stats()["bytes"] == 0
+
+    asyncio.run(work())
+
+
+def test_an_interrupted_grant_stops_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    index, _ = make(limit=100)
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(index, "_publish", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            index.publish("train", ["a"], None, ("x",), Locator("here", "one", 80))
+    publish(index, ["b"], ("x",), "two", 100)
+    assert index.stats()["bytes"] == 100
+
+
+def test_blocks_that_cannot_be_freed_are_not_counted_for_ever(caplog: pytest.LogCaptureFixture) -> None:
+    def full(locators: list[Locator]) -> None:
+        raise OSError(28, "No space left on device")
+
+    index = Index(100, full)
+    publish(index, ["a"], ("x",), "one", 40)
+    publish(index, ["a"], ("x",), "two", 60)
+    index.clear("train", ["a"])
+    assert index.stats()["bytes"] == 0
+    assert "could not be freed" in caplog.text
+
+
+def test_a_cursor_of_a_put_misses_nothing_that_came_with_its_memory() -> None:
+    index, _ = make(limit=100)
+    publish(index, ["a"], ("x",), "one", 50)
+    index.room("here", 50, "mine")
+    index.publish("train", ["b"], None, ("x",), Locator("here", "three", 50))
+    answer = index.publish("train", ["a"], None, ("x",), Locator("here", "two", 50), "mine")
+    assert isinstance(answer, dict)
+    assert index.list("train", None, answer["version"])[0] == ["b"]
 
 
 def test_any_number_of_puts_may_wait_for_the_budget() -> None:
     index, freed = make(limit=100)
     publish(index, ["a"], ("x",), "one", 100)
     count = 3000
-    rooms = [reserved(index, 1) for _ in range(count)]
+    rooms = [reserved(index, 1, f"r{i}-") for i in range(count)]
     puts = [index.publish("train", ["b"], None, ("x",), Locator("here", f"b{i}", 50)) for i in range(count)]
     index.clear("train", ["a"])
     assert sum(room.future.done() for room in rooms) == 100
-    for room in rooms[:100]:
-        index.release(room.future.result())
-    for room in rooms[100:]:
-        room.drop() or index.release(room.future.result())
+    for room in rooms:
+        room.drop()
+    index.release("r")
     assert all(put.future.done() for put in puts)  # each takes the place of the one before
     assert len(freed) == count
     assert index.stats()["bytes"] == 50
@@ -170,9 +222,9 @@ def test_an_append_whose_rows_are_gone_when_there_is_room_is_refused_and_costs_n
     assert after.future.done()
     assert index.stats()["bytes"] == 100
     index.clear("train", ["b"])
-    ticket = reserved(index, 40).future.result()
+    reserved(index, 40, "mine")
     with pytest.raises(QueueError, match="'b'"):
-        index.publish("train", ["b"], None, ("y",), Locator("here", "four", 40), ticket, True)
+        index.publish("train", ["b"], None, ("y",), Locator("here", "four", 40), "mine", True)
     assert index.stats()["bytes"] == 0
 
 
@@ -234,6 +286,7 @@ def test_blocks_of_a_snapshot_stay_until_it_is_done() -> None:
     index.clear("train", ["a"])
     assert freed == ["two"]
     assert [locator.block for locator in index.known()] == ["one"]
+    assert "100 bytes: a snapshot under way" in index._holders("here")
     index.unpin(first["pin"])
     assert freed == ["two"]
     index.unpin(second["pin"])
@@ -255,6 +308,15 @@ def test_a_put_that_waits_during_a_restore_comes_after_it() -> None:
     assert index.stats()["bytes"] == 90
     index.clear("train", ["a", "b"])
     assert index.stats()["bytes"] == 0
+
+
+def test_blocks_of_a_restore_that_never_ended_are_expected_no_more() -> None:
+    index, _ = make()
+    index.expect(Locator("here", "one", 100))
+    index.expire(older_than_s=60)
+    assert [locator.block for locator in index.known()] == ["one"]
+    index.expire(older_than_s=-1)
+    assert index.known() == []
 
 
 def test_a_damaged_dump_changes_nothing() -> None:

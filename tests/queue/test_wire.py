@@ -19,12 +19,10 @@ from tqppo.queue.index import Located
 SPEC = StorageSpec("wiretest", 1 << 20, token="secret")
 
 
-released: list[int] = []
+released: list[Any] = []
 
 
 async def handle(method: str, args: tuple[Any, ...], timeout_s: float, gone: wire.Gone) -> Any:
-    if method == "room":
-        return 7
     if method == "release":
         released.append(args[0])
     if method == "wait":
@@ -102,14 +100,17 @@ def test_who_leaves_gives_back_what_it_was_given_and_is_not_waited_for() -> None
         async with desk():
             released.clear()
             line = wire.Wire(SPEC)
-            assert await ask(line, "room") == 7
-            waiting = asyncio.ensure_future(ask(line, "wait", 8))
+            name = line.client()
+            assert line.client() == name
+            waiting = asyncio.ensure_future(ask(line, "wait", "a call"))
             await asyncio.sleep(0.1)
             waiting.cancel()
             await asyncio.wait({waiting})
-            for _ in range(100):
-                await asyncio.sleep(0.01)
-            assert sorted(released) == [7, 8]
+            await asyncio.sleep(0.5)
+            assert released == ["a call"]  # and not what others of this process have
+            line.close()  # as when the process ends
+            await asyncio.sleep(0.5)
+            assert released == ["a call", name]
 
     asyncio.run(work())
 

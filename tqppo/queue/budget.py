@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
 from collections import deque
@@ -36,11 +35,13 @@ class Budget:
         self.limit = limit
         self._lock = lock
         self._accounts: dict[str, _Account] = {}
-        self._reserved: dict[int, _Reserved] = {}
-        self._tickets = itertools.count(1)
+        self._reserved: dict[str, _Reserved] = {}  # by ticket
 
-    def ask(self, node: str, num_bytes: int, *, grant: Callable[[], Any], holders: Callable[[], str]) -> Waiting:
-        """Call `grant` once these bytes fit, count them, and answer with what it returns."""
+    def ask(
+        self, node: str, num_bytes: int, *, grant: Callable[[], Any], holders: Callable[[], str],
+        undo: Callable[[Any], None] = lambda answer: None,
+    ) -> Waiting:  # fmt: skip
+        """Call `grant` once these bytes fit, count them, and answer with what it returns; `undo` is the way back."""
         if num_bytes > self.limit:
             raise QueueError(
                 f"a put of {num_bytes:,} bytes can never fit into the budget of {self.limit:,} bytes per node; "
@@ -55,9 +56,11 @@ class Budget:
 
         def explain() -> str:
             with self._lock:
+                before = account.waiting.index(entry) if entry in account.waiting else 0
                 return (
                     f"a put of {num_bytes:,} bytes waits: {account.used:,} of {self.limit:,} bytes of node {node} "
-                    f"are in use. Held by {self._holders(node, holders)}"
+                    f"are in use{f', {before} other puts are before it' if before else ''}. "
+                    f"Held by {self._holders(node, holders)}"
                 )
 
         def drop() -> bool:
@@ -68,22 +71,26 @@ class Budget:
                 self._grant(account)  # a smaller one behind may fit
                 return True
 
-        return Waiting(future, explain, drop)
+        return Waiting(future, explain, drop, undo)
 
     def _grant(self, account: _Account) -> None:
         """Never from within a grant, which may give bytes back: the loop that is under way goes on with those."""
         if account.is_granting:
             return
         account.is_granting = True
-        while account.waiting and account.used + account.waiting[0][0] <= self.limit:
-            num_bytes, grant, future = account.waiting.popleft()
-            account.used += num_bytes
-            try:
-                future.set_result(grant())
-            except Exception as error:  # noqa: BLE001 (it is for whoever waits)
-                account.used -= num_bytes
-                future.set_exception(error)
-        account.is_granting = False
+        try:
+            while account.waiting and account.used + account.waiting[0][0] <= self.limit:
+                num_bytes, grant, future = account.waiting.popleft()
+                account.used += num_bytes
+                try:
+                    future.set_result(grant())
+                except BaseException as error:
+                    account.used -= num_bytes
+                    future.set_exception(error)
+                    if not isinstance(error, Exception):  # Ctrl-C is not only for whoever waits
+                        raise
+        finally:
+            account.is_granting = False
 
     def _holders(self, node: str, holders: Callable[[], str]) -> str:
         under_way = sum(each.num_bytes for each in self._reserved.values() if each.node == node)
@@ -91,23 +98,26 @@ class Budget:
 
     # -- bytes of blocks that are still to be written --------------------------------------------------------------
 
-    def reserve(self, node: str, num_bytes: int, *, holders: Callable[[], str]) -> Waiting:
-        """Count these bytes once they fit; answers a ticket, to be redeemed or released."""
+    def reserve(self, node: str, num_bytes: int, ticket: str, *, holders: Callable[[], str]) -> Waiting:
+        """Count these bytes once they fit; the ticket is to be redeemed or released."""
 
-        def grant() -> int:
-            ticket = next(self._tickets)
+        def grant() -> None:
             self._reserved[ticket] = _Reserved(node, num_bytes, time.monotonic())
-            return ticket
 
-        return self.ask(node, num_bytes, grant=grant, holders=holders)
+        def undo(_: None) -> None:
+            with self._lock:
+                self.release(ticket)
 
-    def redeem(self, ticket: int | None) -> bool:
+        return self.ask(node, num_bytes, grant=grant, holders=holders, undo=undo)
+
+    def redeem(self, ticket: str | None) -> bool:
         """The reserved bytes are a block's from now on. False: there are none, or not any more."""
         return ticket is not None and self._reserved.pop(ticket, None) is not None
 
-    def release(self, ticket: int) -> None:
-        reserved = self._reserved.pop(ticket, None)
-        if reserved is not None:
+    def release(self, beginning: str) -> None:
+        """Give back what is reserved under tickets that begin like this."""
+        for ticket in [ticket for ticket in self._reserved if ticket.startswith(beginning)]:
+            reserved = self._reserved.pop(ticket)
             self.give_back([Locator(reserved.node, "", reserved.num_bytes)])
 
     def expire(self, older_than_s: float) -> None:

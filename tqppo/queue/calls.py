@@ -67,10 +67,13 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
 
 class Waiting(Reply):
     """A future of this process, with a deadline. `explain` says at the deadline what is missing; `drop` ends the
-    wait, and is False when the answer came just before."""
+    wait, and is False when the answer came just before; `undo` takes back an answer that nobody is there to hear."""
 
-    def __init__(self, future: Future[Any], explain: Callable[[], str], drop: Callable[[], bool]) -> None:
-        self.future, self.explain, self.drop = future, explain, drop
+    def __init__(
+        self, future: Future[Any], explain: Callable[[], str], drop: Callable[[], bool],
+        undo: Callable[[Any], None] = lambda answer: None,
+    ) -> None:  # fmt: skip
+        self.future, self.explain, self.drop, self.undo = future, explain, drop, undo
         self.timeout_s = 0.0
 
     def within(self, timeout_s: float) -> Waiting:
@@ -86,13 +89,14 @@ class Waiting(Reply):
     async def resolve(self) -> Any:
         if self.future.done():
             return self.future.result()
+        heard = asyncio.wrap_future(self.future)
         try:
-            return await asyncio.wait_for(asyncio.wrap_future(self.future), self.timeout_s)
-        except asyncio.TimeoutError:
-            return self._late()
+            is_here = await _is_done(heard, self.timeout_s)
         except asyncio.CancelledError:
-            self.drop()
+            if not self.drop() and self.future.exception(GRACE_S) is None:
+                self.undo(self.future.result())
             raise
+        return heard.result() if is_here else self._late()
 
     def _late(self) -> Any:
         message = self.explain()

@@ -145,16 +145,17 @@ class Queue:
 
     async def _write(
         self, block: Block, batch: BatchMeta, names: Sequence[str], deadline: float
-    ) -> tuple[Locator, int | None]:
+    ) -> tuple[Locator, str | None]:
         """Place a block; where memory is (or may be) short, not before there is room for it."""
-        store, ticket = await self._storage(), None
-        if self._spare < 4 * block.num_bytes:
-            ticket = await self._ask("room", this_place(self.spec), block.num_bytes, timeout_s=_until(deadline))
+        store, here, ticket = await self._storage(), this_place(self.spec), None
         try:
+            if self._spare < 4 * block.num_bytes:
+                ticket = self._link.ticket()
+                await self._ask("room", here, block.num_bytes, ticket, timeout_s=_until(deadline))
             return await store.write(block), ticket
         except BaseException as error:
             if ticket is not None:
-                await self._ask("release", ticket)
+                await snapshots.tidy(self._ask("release", ticket))
             if isinstance(error, (DataLost, Silence)):
                 raise DataLost(f"columns {', '.join(names)} of {_rows_of(batch)} were not put: {error}") from error
             raise

@@ -6,7 +6,9 @@ their bytes are in place, so there are no ghost keys; every change is atomic.
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +23,8 @@ from tqppo.queue.meta import shorten
 from tqppo.queue.pins import Pins
 from tqppo.queue.table import Table
 from tqppo.queue.waiters import Waiter, Waiters
+
+log = logging.getLogger(__name__)
 
 COMPACT_ABOVE_BYTES = 64 * 1024
 Rows = tuple[list[str], list[dict[str, Any]], tuple[str, ...], int]  # keys, tags, common columns, version
@@ -56,7 +60,7 @@ class Index:
         self._free = free
         self._tables: dict[str, Table] = {}
         self._blocks: dict[int, Record] = {}
-        self._expected: dict[str, Locator] = {}  # by block
+        self._expected: dict[str, tuple[Locator, float]] = {}  # by block, and since when
         self._pins = Pins()
         self._waiters = Waiters(self._tags_of, self._rows)
         self._next_block = 0
@@ -64,19 +68,19 @@ class Index:
 
     # -- writing ---------------------------------------------------------------------------------------------------
 
-    def room(self, node: str, num_bytes: int) -> Waiting:
+    def room(self, node: str, num_bytes: int, ticket: str) -> Waiting:
         """Wait until this many bytes fit on a node, and reserve them: asked before a large block is written."""
         with self._lock:
-            return self.budget.reserve(node, num_bytes, holders=lambda: self._holders(node))
+            return self.budget.reserve(node, num_bytes, ticket, holders=lambda: self._holders(node))
 
-    def release(self, ticket: int) -> None:
-        """Of bytes that were reserved and will not be written."""
+    def release(self, tickets: str) -> None:
+        """Of bytes that were reserved and will not be written, under all tickets that begin like this."""
         with self._lock:
-            self.budget.release(ticket)
+            self.budget.release(tickets)
 
     def publish(
         self, partition: str, keys: Sequence[str], tags: Sequence[Mapping[str, Any]] | None, columns: Sequence[str],
-        locator: Locator, ticket: int | None = None, must_exist: bool = False,
+        locator: Locator, ticket: str | None = None, must_exist: bool = False,
     ) -> Waiting | dict[str, Any]:  # fmt: skip
         """Make a written block visible: at once with a ticket of `room`, else when the budget of its node allows."""
         if tags is not None and len(tags) != len(keys):
@@ -112,8 +116,9 @@ class Index:
             table.merge(slots, tags)
         self._changed(partition, keys, slots)
         stored = table.tags_at(slots) if had_tags else None  # None: just what the caller gave
+        version = self._version
         self._release(replaced)  # last, because others may be granted the memory at once
-        return {"tags": stored, "version": self._version, "spare": self.budget.spare(locator.node)}
+        return {"tags": stored, "version": version, "spare": self.budget.spare(locator.node)}
 
     def tag(self, partition: str, keys: Sequence[str], tags: Sequence[Mapping[str, Any]]) -> int:
         """Merge tags into rows; rows that do not exist are made, without columns."""
@@ -194,9 +199,13 @@ class Index:
     def _retire(self, blocks: Mapping[int, Locator]) -> None:
         """Free blocks; those that a snapshot is about to read, later."""
         freed = self._pins.unpinned(blocks)
-        if freed:
+        if not freed:
+            return
+        try:
             self._free(freed)
-            self.budget.give_back(freed)
+        except (OSError, QueueError) as error:  # the rows are gone all the same
+            log.warning("%d blocks could not be freed: %s", len(freed), error)
+        self.budget.give_back(freed)
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
@@ -284,13 +293,16 @@ class Index:
                 entry[1] += record.live // max(1, len(record.columns))
         largest = sorted(held.items(), key=lambda item: -item[1][0])[:5]
         parts = [f"{size:,} bytes: {rows} rows of {p!r} × {', '.join(c)}" for (p, c), (size, rows) in largest]
+        lingering = sum(locator.num_bytes for locator in self._pins.lingering() if locator.node == node)
+        if lingering:
+            parts.append(f"{lingering:,} bytes: a snapshot under way")
         return "; ".join(parts) or "nobody"
 
     def known(self) -> Sequence[Locator]:
         """Every block that somebody may still ask for."""
         with self._lock:
             published = [record.locator for record in self._blocks.values()]
-            return [*published, *self._expected.values(), *self._pins.lingering()]
+            return [*published, *(locator for locator, _ in self._expected.values()), *self._pins.lingering()]
 
     def holds(self, locator: Locator) -> bool:
         with self._lock:
@@ -300,7 +312,10 @@ class Index:
         """Let go of what processes reserved or pinned that never came back."""
         with self._lock:
             self.budget.expire(older_than_s)
-            self._retire(self._pins.expire(5 * older_than_s))  # a snapshot may take a while
+            patience_s = 5 * older_than_s  # a snapshot may take a while
+            self._retire(self._pins.expire(patience_s))
+            old = time.monotonic() - patience_s
+            self._expected = {block: each for block, each in self._expected.items() if each[1] >= old}
 
     # -- snapshots -------------------------------------------------------------------------------------------------
 
@@ -321,7 +336,7 @@ class Index:
     def expect(self, locator: Locator) -> None:
         """A block that a `load` is going to bring; until then it counts as known."""
         with self._lock:
-            self._expected[locator.block] = locator
+            self._expected[locator.block] = locator, time.monotonic()
 
     def forget(self, blocks: Sequence[str]) -> None:
         """Of blocks that were expected and will not come."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -13,6 +14,7 @@ from torch import Tensor
 from tqppo.errors import QueueError
 
 Tags = Mapping[str, Any]
+_NUL = re.compile(r'(?<!\\)"\\u0000')  # at the beginning of a text in JSON
 
 
 class Jagged(NamedTuple):
@@ -139,7 +141,7 @@ def plain(value: Any) -> Any:
         text = json.dumps(value, default=_plain)
     except (TypeError, ValueError) as error:
         raise QueueError(str(error)) from None
-    if '"\\u0000' in text:
+    if _NUL.search(text):
         raise QueueError("a text may not begin with NUL")  # what travels beside tags does
     return json.loads(text)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+import uuid
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
@@ -47,8 +48,8 @@ class Service:
         assert method in _METHODS, f"the index has no method {method!r}"
         arriving = {arg.block: arg for arg in args if isinstance(arg, Locator)} if method == "publish" else {}
         self._arriving.update(arriving)
-        self._sweep()
         try:
+            self._sweep()
             answer = getattr(self.index, method)(*args)
             return await _unless(gone, answer.within(timeout_s)) if isinstance(answer, Waiting) else answer
         except BaseException:  # the block was written, but nobody will ever see it
@@ -116,6 +117,7 @@ class Link(Protocol):
     """How a client reaches the service; the answers are awaitables that `calls.run` can drive."""
 
     def call(self, method: str, *args: Any, timeout_s: float) -> Any: ...
+    def ticket(self) -> str: ...
     def join(self, node: str, *, timeout_s: float) -> Any: ...
     def close(self) -> None: ...
 
@@ -129,6 +131,9 @@ class LocalLink:
 
     def call(self, method: str, *args: Any, timeout_s: float) -> Any:
         return self._service.call(method, args, timeout_s)
+
+    def ticket(self) -> str:
+        return uuid.uuid4().hex
 
     def join(self, node: str, *, timeout_s: float) -> Any:
         return self._service.join(node)
@@ -165,9 +170,7 @@ class RayLink:
         return link
 
     async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
-        if self._is_near is None:
-            self._is_near = this_node() == self.node
-        exchange = self._wire.call(method, args, timeout_s, GRACE_S, [self._pulse]) if self._is_near else None
+        exchange = self._wire.call(method, args, timeout_s, GRACE_S, [self._pulse]) if self._near() else None
         if exchange is None:
             return await self._actor_call("call", method, args, timeout_s, timeout_s=timeout_s + GRACE_S)
         try:
@@ -175,9 +178,19 @@ class RayLink:
         except wire.NotPlain as answer:
             return await self._actor_call("collect", answer.ticket, timeout_s=GRACE_S)
 
+    def _near(self) -> bool:
+        if self._is_near is None:
+            self._is_near = this_node() == self.node
+        return self._is_near
+
     async def join(self, node: str, *, timeout_s: float) -> None:
-        await self._actor_call("join", node, timeout_s=timeout_s)
+        pulses = [self._pulse] if self._is_up else []
+        await Remote(self._handle().join.remote(node), wire.WHO, timeout_s, pulses)  # given up, it goes on for others
         self._is_up = True
+
+    def ticket(self) -> str:
+        """A new name for something asked of the index; what is asked from its own node ends with this process."""
+        return f"{self._wire.client() if self._near() else ''}-{uuid.uuid4().hex}"
 
     def _actor_call(self, method: str, *args: Any, timeout_s: float) -> Remote:
         pulses = [self._pulse] if self._is_up else []  # a process that is being started has none yet

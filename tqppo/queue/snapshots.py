@@ -7,6 +7,7 @@ saved, another restores.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import zlib
 from collections.abc import Awaitable, Callable, Mapping
@@ -15,9 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from tqppo.errors import CheckpointError, DataLost
+from tqppo.errors import CheckpointError, DataLost, QueueError
 from tqppo.protocols import Locator, Storage
 from tqppo.queue.block import Block, BlockView
+
+log = logging.getLogger(__name__)
 
 INDEX = "queue.json"
 FORMAT = 2
@@ -33,7 +36,7 @@ async def save(folder: Path, ask: Ask, storage: Storage) -> None:
     try:
         files = await _save_blocks(folder, state["blocks"], storage)
     finally:
-        await ask("unpin", state["pin"])
+        await tidy(ask("unpin", state["pin"]))
     text = {"format": FORMAT, "tables": _plain(state["tables"]), "blocks": files}
     _write(folder / INDEX, [json.dumps({**text, "crc32": _checksum(text)}).encode()])
 
@@ -110,8 +113,16 @@ async def load(folder: Path, ask: Ask, storage: Storage, budget_bytes: int) -> N
     except BaseException as error:
         if not is_sent or isinstance(error, CheckpointError):  # else the index may have taken the blocks
             storage.free(list(written.values()))
-            await ask("forget", [locator.block for locator in written.values()])
+            await tidy(ask("forget", [locator.block for locator in written.values()]))
         raise
+
+
+async def tidy(call: Awaitable[Any]) -> None:
+    """What is done after a failure must not hide it."""
+    try:
+        await call
+    except QueueError as error:
+        log.warning("the queue's index did not hear that something is over: %s", error)
 
 
 def _read_index(folder: Path) -> dict[str, Any]:

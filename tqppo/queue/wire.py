@@ -17,6 +17,7 @@ import socket
 import struct
 import sys
 import time
+import uuid
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -36,6 +37,7 @@ WHO = "the queue's index"
 _HELLO_BYTES = 64
 _LENGTH = struct.Struct("<I")
 _OK, _REFUSED, _NOT_PLAIN = 0, 1, 2
+_HOLD = "hold"  # the only request without an answer
 _CHUNK = 1 << 16
 
 Gone = Callable[[], Awaitable[Any]]  # ends when whoever asked does
@@ -135,12 +137,15 @@ class Desk:
         writer.close()
         for ticket in given.answers:
             self._waiting.pop(ticket, None)
-        for ticket in given.rooms:
-            await self._handle("release", (ticket,), 0.0, reader.read)
+        for client in given.clients:
+            await self._handle("release", (client,), 0.0, reader.read)
 
     async def _answer(self, request: bytes, gone: Gone, given: Given) -> bytes:
         try:
             method, args, timeout_s = _value(request)
+            if method == _HOLD:
+                given.clients.append(args[0])
+                return b""
             answer = await self._handle(method, tuple(args), timeout_s, gone)
         except ConnectionError:
             raise
@@ -148,8 +153,6 @@ class Desk:
             return _frame([_REFUSED, [type(error).__name__, str(error)]])
         except Exception as error:  # noqa: BLE001 (a mistake of ours; whoever asked shall hear of it)
             return _frame([_REFUSED, ["QueueError", f"the index failed: {type(error).__name__}: {error}"]])
-        if method == "room":
-            given.rooms.append(answer)
         try:
             return _frame([_OK, answer])
         except TypeError:
@@ -161,9 +164,9 @@ class Desk:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What a connection was given lately and may not have used: places in the budget, answers to be collected."""
+    """What goes with a connection: the tickets of a client whose life it is, answers that were not collected."""
 
-    rooms: deque[int] = field(default_factory=lambda: deque(maxlen=256))
+    clients: list[str] = field(default_factory=list)
     answers: deque[int] = field(default_factory=lambda: deque(maxlen=256))
 
 
@@ -176,8 +179,20 @@ class Wire:
     def __init__(self, spec: StorageSpec) -> None:
         self._spec = spec
         self._idle: list[socket.socket] = []
+        self._life: tuple[str, socket.socket] | None = None
         self._process = os.getpid()
         self._not_plain: set[str] = set()
+
+    def client(self) -> str:
+        """A name for this process, and a connection that ends with it: then all tickets of that name are released."""
+        self._forget_the_parent()
+        if self._life is None:
+            connection, name = self._connection(), uuid.uuid4().hex
+            if connection is None:
+                return name
+            connection.sendall(_frame([_HOLD, [name], 0.0]))
+            self._life = name, connection
+        return self._life[0]
 
     def call(
         self, method: str, args: Sequence[Any], timeout_s: float, grace_s: float, pulses: Sequence[Pulse] = ()
@@ -193,8 +208,7 @@ class Wire:
         return None if connection is None else Exchange(self, connection, frame, method, timeout_s + grace_s, pulses)
 
     def _connection(self) -> socket.socket | None:
-        if self._process != os.getpid():  # after a fork, the parent's connections are not ours
-            self._idle, self._process = [], os.getpid()
+        self._forget_the_parent()
         with contextlib.suppress(IndexError):
             return self._idle.pop()
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
@@ -205,6 +219,10 @@ class Wire:
             connection.close()
             return None
         return connection
+
+    def _forget_the_parent(self) -> None:
+        if self._process != os.getpid():  # after a fork, the parent's connections are not ours
+            self._idle, self._life, self._process = [], None, os.getpid()
 
     def take_back(self, connection: socket.socket) -> None:
         self._idle.append(connection)
@@ -221,6 +239,9 @@ class Wire:
     def close(self) -> None:
         while self._idle:
             self._idle.pop().close()
+        if self._life is not None:
+            self._life[1].close()
+            self._life = None
 
 
 class Exchange(Distant):
