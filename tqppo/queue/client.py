@@ -147,11 +147,9 @@ class Queue:
         self, block: Block, batch: BatchMeta, names: Sequence[str], deadline: float
     ) -> tuple[Locator, str | None]:
         """Place a block; where memory is (or may be) short, not before there is room for it."""
-        store, here, ticket = await self._storage(), this_place(self.spec), None
+        store = await self._storage()
+        ticket = await self._room(block.num_bytes, deadline) if self._spare < 4 * block.num_bytes else None
         try:
-            if self._spare < 4 * block.num_bytes:
-                ticket = self._link.ticket()
-                await self._ask("room", here, block.num_bytes, ticket, timeout_s=_until(deadline))
             return await store.write(block), ticket
         except BaseException as error:
             if ticket is not None:
@@ -159,6 +157,18 @@ class Queue:
             if isinstance(error, (DataLost, Silence)):
                 raise DataLost(f"columns {', '.join(names)} of {_rows_of(batch)} were not put: {error}") from error
             raise
+
+    async def _room(self, num_bytes: int, deadline: float) -> str:
+        """A ticket for so much memory of this node."""
+        ticket = self._link.ticket()
+        try:
+            await self._ask("room", this_place(self.spec), num_bytes, ticket, timeout_s=_until(deadline))
+        except QueueError:
+            raise
+        except BaseException:  # cancelled, when it may have been granted already
+            await snapshots.tidy(self._ask("release", ticket))
+            raise
+        return ticket
 
     async def aget(self, batch: BatchMeta, columns: Sequence[str]) -> dict[str, Any]:
         names = [columns] if isinstance(columns, str) else list(dict.fromkeys(columns))
