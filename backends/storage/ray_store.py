@@ -27,7 +27,7 @@ from .nodes import NodeActor, NodeActors, this_node, who
 log = logging.getLogger(__name__)
 
 SMALL = 64 << 10  # bytes of a block that is not worth objects of its own
-WIDE = 16 << 20  # bytes; what is larger has an object of its own: every object costs messages, every byte a transfer
+WIDE = 24 << 20  # bytes; what is larger has an object of its own: every object costs messages, every byte a transfer
 OWNER_S = 10.0  # without the objects for this long, their owner counts as lost
 
 Found = tuple[bytes, list[tuple[list[int], Any]]]  # header, then where pieces start and what holds them
