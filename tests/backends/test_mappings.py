@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -269,11 +270,15 @@ print("all is well")
 """
 
 
-def test_a_forked_child_keeps_what_it_reads(tmp_path: Any) -> None:
+def run_alone(script: str, tmp_path: Path) -> None:
     """In a process of its own, because this one has threads."""
-    command = [sys.executable, "-c", FORKED, os.path.dirname(__file__), str(tmp_path)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    command = [sys.executable, "-c", script, os.path.dirname(__file__), str(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert ended.stdout == "all is well\n", ended.stderr
+
+
+def test_a_forked_child_keeps_what_it_reads(tmp_path: Path) -> None:
+    run_alone(FORKED, tmp_path)
 
 
 THREADS = """
@@ -309,10 +314,8 @@ print("all is well")
 """
 
 
-def test_a_child_forked_while_threads_read_is_not_held_up(tmp_path: Any) -> None:
-    command = [sys.executable, "-c", THREADS, os.path.dirname(__file__), str(tmp_path)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert ended.stdout == "all is well\n", ended.stderr
+def test_a_child_forked_while_threads_read_is_not_held_up(tmp_path: Path) -> None:
+    run_alone(THREADS, tmp_path)
 
 
 # -- any order -------------------------------------------------------------------------------------------------------
