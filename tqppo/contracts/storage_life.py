@@ -189,13 +189,13 @@ def test_a_snapshot_is_restored_by_any_storage(queue: Queue, tmp_path: Path) -> 
     batch = queue.put(keys(3), columns, tags=[{"order": i} for i in range(3)])
     queue.put(batch.take([2]), {"check_number": torch.ones(1)})
     queue.tag({"marker": {"is_prompt": True}}, partition="val")
-    queue.snapshot(tmp_path / "saved")
+    asyncio.run(queue.asnapshot(tmp_path / "saved"))
     queue.clear(batch)
     for storage, local in (("simple", True), (queue.storage, False)):
         target = queue if not local else Queue.create(storage, budget_bytes=64 * MIB, local=True)
         target.put(["other"], {"check_number": torch.ones(1)})
         target.restore(tmp_path / "saved")
-        target.restore(tmp_path / "saved")  # also over itself
+        asyncio.run(target.arestore(tmp_path / "saved"))  # also over itself
         assert target.list().tags == batch.tags
         assert target.list("val").tags == ({"is_prompt": True},)
         found = target.get(batch, list(columns))

@@ -107,11 +107,11 @@ class Queue:
 
     def snapshot(self, folder: str | Path) -> None:
         """Write everything to a new folder; any storage can restore it."""
-        run(snapshots.save(Path(folder), self._ask, run(self._storage())))
+        run(self.asnapshot(folder))
 
     def restore(self, folder: str | Path) -> None:
         """Replace everything by what a snapshot holds."""
-        run(snapshots.load(Path(folder), self._ask, run(self._storage()), self.spec.budget_bytes))
+        run(self.arestore(folder))
 
     def close(self) -> None:
         """End the queue, if this is the handle that made it; otherwise only let go of it."""
@@ -215,6 +215,12 @@ class Queue:
 
     async def astats(self) -> dict[str, Any]:
         return await self._ask("stats")
+
+    async def asnapshot(self, folder: str | Path) -> None:
+        await snapshots.save(Path(folder), self._ask, await self._storage())
+
+    async def arestore(self, folder: str | Path) -> None:
+        await snapshots.load(Path(folder), self._ask, await self._storage(), self.spec.budget_bytes)
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
