@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -95,6 +96,12 @@ def test_a_mistake_at_the_index_is_an_error_and_not_a_dead_index() -> None:
     asyncio.run(work())
 
 
+async def until_released(count: int) -> None:
+    deadline = time.monotonic() + 20
+    while len(released) < count and time.monotonic() < deadline:
+        await asyncio.sleep(0.01)
+
+
 def test_who_leaves_gives_back_what_it_was_given_and_is_not_waited_for() -> None:
     async def work() -> None:
         async with desk():
@@ -106,10 +113,11 @@ def test_who_leaves_gives_back_what_it_was_given_and_is_not_waited_for() -> None
             await asyncio.sleep(0.1)
             waiting.cancel()
             await asyncio.wait({waiting})
-            await asyncio.sleep(0.5)
+            await until_released(1)
+            await asyncio.sleep(0.2)
             assert released == ["a call"]  # and not what others of this process have
             line.close()  # as when the process ends
-            await asyncio.sleep(0.5)
+            await until_released(2)
             assert released == ["a call", name]
 
     asyncio.run(work())
