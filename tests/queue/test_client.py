@@ -94,7 +94,7 @@ def test_keys_are_a_list_of_strings_each_once(queue: Queue, keys: Any) -> None:
         queue.wait(keys, timeout_s=0.0)
 
 
-@pytest.mark.parametrize("tag", [{"x": {1}}, {"x": object()}, {"\0locator": 1}, 5])
+@pytest.mark.parametrize("tag", [{"x": {1}}, {"x": object()}, {"\0locator": 1}, {"x": [{'\0"': 1}]}, 5])
 def test_tags_are_json(queue: Queue, tag: Any) -> None:
     with pytest.raises(QueueError, match="'a'"):
         queue.put(["a"], {"client_row": torch.zeros(1)}, tags=[tag])
@@ -103,9 +103,10 @@ def test_tags_are_json(queue: Queue, tag: Any) -> None:
     assert len(queue.list()) == 0
 
 
-def test_a_text_with_a_nul_inside_is_a_tag_like_others(queue: Queue) -> None:
-    queue.tag({"a": {"x": 'say "\0"'}})
-    assert queue.list().tags == ({"x": 'say "\0"'},)
+@pytest.mark.parametrize("text", ['say "\0"', "\0", "\0locator", '\0\\": 1', "\ud800"])
+def test_whatever_a_model_says_may_be_a_tag(queue: Queue, text: str) -> None:
+    queue.tag({"a": {"x": text, "more": [text, {"y": text}]}})
+    assert queue.list().tags == ({"x": text, "more": [text, {"y": text}]},)
 
 
 def test_tags_are_what_json_makes_of_them_and_the_caller_s_own(queue: Queue) -> None:

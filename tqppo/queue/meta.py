@@ -14,7 +14,7 @@ from torch import Tensor
 from tqppo.errors import QueueError
 
 Tags = Mapping[str, Any]
-_NUL = re.compile(r'(?<!\\)"\\u0000')  # at the beginning of a text in JSON
+_NUL_NAME = re.compile(r'(?<!\\)"\\u0000(?:[^"\\]|\\.)*":')  # in JSON
 
 
 class Jagged(NamedTuple):
@@ -141,8 +141,8 @@ def plain(value: Any) -> Any:
         text = json.dumps(value, default=_plain)
     except (TypeError, ValueError) as error:
         raise QueueError(str(error)) from None
-    if _NUL.search(text):
-        raise QueueError("a text may not begin with NUL")  # what travels beside tags does
+    if _NUL_NAME.search(text):
+        raise QueueError("a name may not begin with NUL")  # what travels beside tags does
     return json.loads(text)
 
 
