@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -149,6 +150,15 @@ def test_calls_at_the_same_time_have_connections_of_their_own_which_are_used_aga
             line.close()
 
     asyncio.run(work())
+
+
+def test_without_its_desk_a_client_still_has_a_name() -> None:
+    here, there = socket.socketpair()
+    line = wire.Wire(SPEC)
+    line.take_back(here)  # used before, and now
+    there.close()
+    assert line.client()
+    line.close()
 
 
 def test_who_does_not_know_the_token_is_not_answered() -> None:

@@ -7,18 +7,20 @@ is awaited as usual. No thread and no loop is made per call.
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
-from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any, TypeVar
 
 import ray
 
-from tqppo.errors import DataLost, DeadlineExceeded, TqppoError
+from tqppo.errors import DataLost, DeadlineExceeded, QueueError, TqppoError
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 _mode = threading.local()
 
 # A remote side keeps its own deadline and explains itself; we give up only when it stays silent for this much longer.
@@ -63,6 +65,14 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
             step, value = coroutine.send, reply.block()
         except BaseException as error:  # noqa: BLE001 (it is the coroutine's to handle)
             step, value = coroutine.throw, error
+
+
+async def tidy(call: Awaitable[Any]) -> None:
+    """What is done after a failure must not hide it."""
+    try:
+        await call
+    except QueueError as error:
+        log.warning("the queue's index did not hear that something is over: %s", error)
 
 
 class Waiting(Reply):

@@ -24,7 +24,7 @@ from tqppo.protocols import Locator, Storage, StorageSpec
 from tqppo.queue import snapshots
 from tqppo.queue.arena import Arena
 from tqppo.queue.block import Block, BlockView
-from tqppo.queue.calls import START_S, Silence, run
+from tqppo.queue.calls import START_S, Silence, run, tidy
 from tqppo.queue.encode import encode
 from tqppo.queue.gather import Runs, Shape, excerpt, gather, nothing
 from tqppo.queue.index import Located
@@ -153,7 +153,7 @@ class Queue:
             return await store.write(block), ticket
         except BaseException as error:
             if ticket is not None:
-                await snapshots.tidy(self._ask("release", ticket))
+                await tidy(self._ask("release", ticket))
             if isinstance(error, (DataLost, Silence)):
                 raise DataLost(f"columns {', '.join(names)} of {_rows_of(batch)} were not put: {error}") from error
             raise
@@ -166,7 +166,7 @@ class Queue:
         except QueueError:
             raise
         except BaseException:  # cancelled, when it may have been granted already
-            await snapshots.tidy(self._ask("release", ticket))
+            await tidy(self._ask("release", ticket))
             raise
         return ticket
 

@@ -7,7 +7,6 @@ saved, another restores.
 from __future__ import annotations
 
 import json
-import logging
 import os
 import zlib
 from collections.abc import Awaitable, Callable, Mapping
@@ -16,11 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from tqppo.errors import CheckpointError, DataLost, QueueError
+from tqppo.errors import CheckpointError, DataLost
 from tqppo.protocols import Locator, Storage
 from tqppo.queue.block import Block, BlockView
-
-log = logging.getLogger(__name__)
+from tqppo.queue.calls import tidy
 
 INDEX = "queue.json"
 FORMAT = 2
@@ -115,14 +113,6 @@ async def load(folder: Path, ask: Ask, storage: Storage, budget_bytes: int) -> N
             storage.free(list(written.values()))
             await tidy(ask("forget", [locator.block for locator in written.values()]))
         raise
-
-
-async def tidy(call: Awaitable[Any]) -> None:
-    """What is done after a failure must not hide it."""
-    try:
-        await call
-    except QueueError as error:
-        log.warning("the queue's index did not hear that something is over: %s", error)
 
 
 def _read_index(folder: Path) -> dict[str, Any]:

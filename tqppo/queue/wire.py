@@ -190,7 +190,11 @@ class Wire:
             connection, name = self._connection(), uuid.uuid4().hex
             if connection is None:
                 return name
-            connection.sendall(_frame([_HOLD, [name], 0.0]))
+            try:
+                connection.sendall(_frame([_HOLD, [name], 0.0]))
+            except OSError:  # nobody is there; the call that follows will say so
+                connection.close()
+                return name
             self._life = name, connection
         return self._life[0]
 
