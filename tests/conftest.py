@@ -32,6 +32,6 @@ def local_ray() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny Llama-style model in a Hugging Face folder."""
-    from tqppo.workers.tiny import write_tiny_model
+    from tqppo.tiny.model import write_tiny_model
 
     return write_tiny_model(tmp_path_factory.mktemp("tiny"))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 if TYPE_CHECKING:
     import numpy as np
 
-    from tqppo.queue.block import Block, BlockView
+    from tqppo.queue.blocks.block import Block, BlockView
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -209,7 +209,7 @@ class Storage(Protocol):
       producers that died before they could publish them. It never waits.
     - `close`, in the index's process, leaves no process, file or object behind; it may be called twice.
 
-    Coroutines await nothing but `tqppo.queue.calls.Reply`, so that blocking callers can drive them.
+    Coroutines await nothing but `tqppo.queue.link.calls.Reply`, so that blocking callers can drive them.
     """
 
     def __init__(self, spec: StorageSpec) -> None: ...

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from tqppo.config.capabilities import BUILT_IN
+from tqppo.engines.capabilities import BUILT_IN
 from tqppo.errors import EngineError
 from tqppo.protocols import (
     Bucket,
@@ -23,9 +23,9 @@ from tqppo.protocols import (
     WeightSource,
 )
 
-from ._group import Meeting
-from ._http import Server
-from ._server import CONTROL_TIMEOUT_S, ServerEngine
+from .server.engine import CONTROL_TIMEOUT_S, ServerEngine
+from .server.group import Meeting
+from .server.http import Server
 
 CPU_SUPPORT = Path(__file__).parent / "sglang_cpu"
 CPU_KV_BYTES = 256 * 1024**2

@@ -10,13 +10,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from tqppo.config.capabilities import BUILT_IN
+from tqppo.engines.capabilities import BUILT_IN
 from tqppo.errors import BackendError, EngineError
 from tqppo.protocols import Bucket, Completion, EngineCapabilities, FinishReason, Request, Scores, WeightSource
 
-from ._group import Meeting
-from ._http import Server
-from ._server import CONTROL_TIMEOUT_S, ServerEngine
+from .server.engine import CONTROL_TIMEOUT_S, ServerEngine
+from .server.group import Meeting
+from .server.http import Server
 
 GUARD = Path(__file__).parent / "vllm_guard"
 CPU_KV_BYTES, CPU_STEP_TOKENS = 256 * 1024**2, 4096

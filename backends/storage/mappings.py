@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tqppo.queue.block import Bytes
+from tqppo.queue.blocks.block import Bytes
 
 Spans = Sequence[tuple[int, int]]  # from start to stop
 MOST = 32  # files that a process keeps for reading, and as many for writing; two handles each

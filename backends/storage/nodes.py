@@ -10,7 +10,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from tqppo.errors import DataLost
 from tqppo.protocols import StorageSpec
-from tqppo.queue.calls import GRACE_S, START_S, Pulse, Remote, Silence
+from tqppo.queue.link.calls import GRACE_S, START_S, Pulse, Remote, Silence
 
 
 class NodeActor:

@@ -19,8 +19,8 @@ import ray
 
 from tqppo.errors import BackendError, DataLost
 from tqppo.protocols import Locator, StorageSpec
-from tqppo.queue.block import Block, BlockView, Bytes, Layout, parse
-from tqppo.queue.calls import NoPulse, Remote, Silence
+from tqppo.queue.blocks.block import Block, BlockView, Bytes, Layout, parse
+from tqppo.queue.link.calls import NoPulse, Remote, Silence
 
 from .nodes import NodeActor, NodeActors, this_node, who
 

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from tqppo.errors import QueueError
-from tqppo.queue.block import Block, BlockView, Layout, parse
+from tqppo.queue.blocks.block import Block, BlockView, Layout, parse
 
 from .folders import SHARED, choose_parent, delete, parents, reap
 from .mappings import Kept, LeasedFile, discard

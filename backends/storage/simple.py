@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 
 from tqppo.errors import DataLost
 from tqppo.protocols import Locator, StorageSpec
-from tqppo.queue.block import Block, BlockView, Bytes, parse
+from tqppo.queue.blocks.block import Block, BlockView, Bytes, parse
 
 from .folders import remove_run
 from .nodes import NodeActor, NodeActors, this_node

@@ -21,8 +21,8 @@ import torch
 
 from tqppo.errors import BackendError
 from tqppo.protocols import Locator, StorageSpec
-from tqppo.queue.block import Block, BlockView, parse
-from tqppo.queue.calls import Waiting
+from tqppo.queue.blocks.block import Block, BlockView, parse
+from tqppo.queue.link.calls import Waiting
 
 from .nodes import this_node
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-DATA = Path(__file__).parents[1] / "data" / "oracle"
+DATA = Path(__file__).parents[1] / "oracle"
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from transformers.utils import logging
 
 from tqppo import plugins
 from tqppo.protocols import EngineSpec, Request, Sampling
-from tqppo.workers.tiny import write_tiny_model
+from tqppo.tiny.model import write_tiny_model
 
 MODELS = {
     "0.1M": {"hidden_size": 64, "num_layers": 2, "num_heads": 2},

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from harness import publish
 
-from tqppo import metrics
+from tqppo.metrics import files as metrics
 
 SEEDS = {"quickstart": (11, 12, 13), "ppo-tiny": (21, 22, 23)}
 SAMPLED, GREEDY = "val-core/sort/acc/mean@1", "val-core/sort/acc/greedy"

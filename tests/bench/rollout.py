@@ -25,10 +25,11 @@ from harness import OUTPUT, interleaved, publish
 from safetensors.torch import load_file, save_file
 from transformers.utils import logging
 
-from tqppo import engines, plugins
+from tqppo import plugins
+from tqppo.engines import environments as engines
 from tqppo.protocols import EngineSpec, Request, Sampling, WeightSource
-from tqppo.rollout.sender import Sender, SenderClient
-from tqppo.workers.tiny import write_tiny_model
+from tqppo.tiny.model import write_tiny_model
+from tqppo.weights.send import Sender, SenderClient
 
 MODELS = {
     "0.1M": {"hidden_size": 64, "num_layers": 2, "num_heads": 2},

@@ -28,13 +28,13 @@ os.environ.setdefault("COLUMNS", "120")  # of a terminal that does not say: the 
 from harness import Timing, cpu_seconds, interleaved, publish, show
 from transformers import AutoTokenizer
 
-from tqppo import prompts
-from tqppo.assemble import build
-from tqppo.cluster import ray_cluster
 from tqppo.config.compile import compile_config
 from tqppo.config.sections import Config
-from tqppo.prompts import DataSpec
-from tqppo.rundir import new_run
+from tqppo.data import prompts
+from tqppo.data.prompts import DataSpec
+from tqppo.run.build import build
+from tqppo.run.cluster import ray_cluster
+from tqppo.run.folder import new_run
 
 PEER = Path.home() / ".cache" / "tqppo" / "peers" / "trl"
 PACKAGES = ("trl==1.16.0", "datasets==5.2.0", "dill==0.4.1", "multiprocess==0.70.19", "xxhash==4.1.0", "pandas==3.1.1")

@@ -16,11 +16,11 @@ import torch
 from harness import interleaved, publish
 
 from tqppo.algorithms.layout import to_nested
-from tqppo.workers import microbatch
+from tqppo.tiny.model import write_tiny_model
 from tqppo.workers.actor import Actor
-from tqppo.workers.microbatch import Cut, MicroBatch, Rows
+from tqppo.workers.compute import microbatch
+from tqppo.workers.compute.microbatch import Cut, MicroBatch, Rows
 from tqppo.workers.specs import ModelSpec, OptimizerSpec, RoleSpec
-from tqppo.workers.tiny import write_tiny_model
 
 MINI_BATCHES = 2
 BUDGET = 16_384

@@ -10,7 +10,7 @@ import pytest
 import typer
 
 from tqppo.cli import app, completion
-from tqppo.config.presets import list_presets
+from tqppo.config.read.presets import list_presets
 
 Run = Callable[..., Any]
 ROOT = Path(__file__).parents[2]

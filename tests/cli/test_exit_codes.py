@@ -76,7 +76,7 @@ def test_interrupt_ends_with_130(tmp_path: Path) -> None:
 @pytest.mark.parametrize("code", [0, 6, 130, 143])
 def test_train_ends_with_what_the_run_says(tmp_path: Path, code: int) -> None:
     body = (
-        f"sys.modules['tqppo.run'] = types.SimpleNamespace(train=lambda compilation, verbosity: {code})\n"
+        f"sys.modules['tqppo.run.start'] = types.SimpleNamespace(train=lambda compilation, verbosity: {code})\n"
         "app(['train', '--preset', 'quickstart'])"
     )
     assert ends(body, tmp_path) == (code, "")
@@ -85,7 +85,7 @@ def test_train_ends_with_what_the_run_says(tmp_path: Path, code: int) -> None:
 def test_resume_passes_on_what_was_asked(tmp_path: Path) -> None:
     body = (
         "def resume(*given, **named):\n    print(given, named, file=sys.stderr)\n    return 0\n"
-        "sys.modules['tqppo.run'] = types.SimpleNamespace(resume=resume)\n"
+        "sys.modules['tqppo.run.start'] = types.SimpleNamespace(resume=resume)\n"
         "app(['resume', 'mine', '--set', 'logging.project=\"x\"', '--max-steps', '9', '--fork', 'other', '-v'])"
     )
     code, shown = ends(body, tmp_path)

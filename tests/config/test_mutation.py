@@ -10,11 +10,11 @@ import pytest
 from typer.testing import CliRunner
 
 from tqppo.cli import app
-from tqppo.config.capabilities import BUILT_IN
 from tqppo.config.compile import compile_config
 from tqppo.config.diagnostics import Span, render_text
-from tqppo.config.schema import slot_of
-from tqppo.config.spans import Document, parse
+from tqppo.config.read.spans import Document, parse
+from tqppo.config.show.schema import slot_of
+from tqppo.engines.capabilities import BUILT_IN
 
 FOLDER = Path(__file__).parents[2] / "presets"
 PRESETS = sorted(FOLDER.glob("*.toml"))

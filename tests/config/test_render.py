@@ -11,10 +11,10 @@ import pytest
 
 from tqppo.config.compile import compile_config
 from tqppo.config.diagnostics import Diagnostic, Span, render_github, render_json, render_text, summary
-from tqppo.config.explain import json_schema
-from tqppo.config.keys import all_keys, values_of
-from tqppo.config.nearest import distance, nearest
-from tqppo.config.schema import slots
+from tqppo.config.read.nearest import distance, nearest
+from tqppo.config.show.explain import json_schema
+from tqppo.config.show.keys import all_keys, values_of
+from tqppo.config.show.schema import slots
 
 PROBLEM = Diagnostic("error", "E101", "unknown key a,b: 50%", Span("x.toml", 3, 5, 2, "漢 = ab"), "a", fix="write\nit")
 
@@ -93,20 +93,20 @@ def test_nearest_ignores_case_and_dashes() -> None:
 def test_an_explained_value_is_compiled_without_torch_ray_or_transformers(tmp_path: Path) -> None:
     code = """
 import sys
-from tqppo.config.keys import all_keys, values_of
+from tqppo.config.show.keys import all_keys, values_of
 all_keys(), values_of("rollout.backend")
 assert "pydantic" not in sys.modules and "tree_sitter" not in sys.modules
 from tqppo.config.compile import compile_config
-from tqppo.config.explain import explain, json_schema
-from tqppo.config.export import origins_json, resolved_toml
-from tqppo.config.plan import make_plan
-from tqppo.config.presets import diff_presets, list_presets
+from tqppo.config.show.explain import explain, json_schema
+from tqppo.config.show.export import origins_json, resolved_toml
+from tqppo.config.plan.plan import make_plan
+from tqppo.config.read.presets import diff_presets, list_presets
 for preset in list_presets():
     compilation = compile_config(preset.name, [], ["run.seed=1"], {"TQPPO__RUN__MAX_STEPS": "3"})
     assert compilation.ok
     make_plan(compilation).text(), origins_json(compilation), resolved_toml(compilation), explain(compilation, "mode")
 json_schema(), diff_presets("quickstart", "ppo-tiny")
-import tqppo.config.probe
+import tqppo.doctor.probe
 heavy = [name for name in ("torch", "ray", "transformers", "numpy", "pyarrow") if name in sys.modules]
 assert not heavy, heavy
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from e2e.runs import Cli
 
-from tqppo import metrics
+from tqppo.metrics import files as metrics
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(1500)]
 

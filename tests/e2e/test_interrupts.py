@@ -11,7 +11,7 @@ import psutil
 import pytest
 from e2e.runs import Cli, family, living, wait_until
 
-from tqppo import metrics
+from tqppo.metrics import files as metrics
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

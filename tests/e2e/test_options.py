@@ -9,8 +9,8 @@ import torch
 from e2e.runs import Cli
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForSequenceClassification
 
-from tqppo import metrics
-from tqppo.workers.tiny import write_tiny_model
+from tqppo.metrics import files as metrics
+from tqppo.tiny.model import write_tiny_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
 

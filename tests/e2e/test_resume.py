@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from e2e.runs import Cli, family, living, wait_until
 
-from tqppo import metrics
+from tqppo.metrics import files as metrics
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -21,9 +21,9 @@ import torch
 from faults.processes import SOON_S, index_of, lost_soon, process_of, storage_of, this_node
 
 from tqppo.errors import DataLost, QueueError
-from tqppo.queue import calls
-from tqppo.queue.block import Block
+from tqppo.queue.blocks.block import Block
 from tqppo.queue.client import BatchMeta, Queue
+from tqppo.queue.link import calls
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import test files
 segments = importlib.import_module("tqppo_backends.storage.segments")

@@ -15,8 +15,8 @@ import torch
 from faults.processes import index_of, lost_soon, stopped, storage_of, this_node
 
 from tqppo.errors import DataLost, DeadlineExceeded
-from tqppo.queue.calls import BEAT_S, BEATS, QUIET_S
 from tqppo.queue.client import BatchMeta, Queue
+from tqppo.queue.link.calls import BEAT_S, BEATS, QUIET_S
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import test files
 

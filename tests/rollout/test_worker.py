@@ -8,13 +8,13 @@ from typing import Any, ClassVar
 
 import pytest
 
+from tqppo.data.prompts import Prompt
 from tqppo.errors import DataError
-from tqppo.prompts import Prompt
 from tqppo.protocols import Completion, EngineCapabilities, EngineSpec, Request, Sampling
 from tqppo.queue.client import Queue
-from tqppo.rewards import ScorerSpec
+from tqppo.rewards.scorer import ScorerSpec
 from tqppo.rollout import worker as worker_module
-from tqppo.rollout.loops import Session, Trajectory, counter_seed
+from tqppo.rollout.loops.single_turn import Session, Trajectory, counter_seed
 from tqppo.rollout.worker import Assignment, RolloutSpec, RolloutWorker
 
 

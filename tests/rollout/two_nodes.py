@@ -19,13 +19,13 @@ from transformers import AutoModelForCausalLM
 from tqppo.contracts.rollout import publish_head
 from tqppo.protocols import EngineSpec, WeightSource
 from tqppo.queue.client import Queue
-from tqppo.rewards import ScorerSpec
+from tqppo.rewards.scorer import ScorerSpec
 from tqppo.rollout.pool import RolloutPool
 from tqppo.rollout.worker import Probe, RolloutSpec
+from tqppo.tiny.model import write_tiny_model
 from tqppo.workers.actor import Actor
-from tqppo.workers.group import WorkerGroup
+from tqppo.workers.process.group import WorkerGroup
 from tqppo.workers.specs import ModelSpec, RoleSpec
-from tqppo.workers.tiny import write_tiny_model
 
 MIB = 1 << 20
 TOKENS = [(7 * i * i + 3 * i) % 256 for i in range(32)]

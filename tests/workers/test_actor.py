@@ -15,10 +15,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from tqppo.algorithms.layout import to_nested
 from tqppo.algorithms.losses import POLICY_LOSSES
 from tqppo.errors import CheckpointError, PreflightError
+from tqppo.tiny.model import write_tiny_model
 from tqppo.workers.actor import Actor
-from tqppo.workers.microbatch import Rows
+from tqppo.workers.compute.microbatch import Rows
 from tqppo.workers.specs import ModelSpec, OptimizerSpec, PolicyLossSpec, RoleSpec
-from tqppo.workers.tiny import write_tiny_model
 
 MakeActor = Callable[..., Actor]
 Columns = dict[str, Any]

@@ -10,8 +10,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tqppo.errors import PreflightError
-from tqppo.workers import model as models
 from tqppo.workers.actor import Actor
+from tqppo.workers.compute import model as models
 from tqppo.workers.specs import RoleSpec
 
 

@@ -49,7 +49,7 @@ def list_all(as_json: AsJson = False) -> None:
 
 def _status(kind: str, name: str, point: EntryPoint) -> Status:
     """Looks without importing the back end: that would load torch."""
-    from tqppo import engines
+    from tqppo.engines import environments as engines
 
     provider = f"{point.dist.name} {point.dist.version}" if point.dist else "?"
     own = provider.startswith("tqppo ")
@@ -70,7 +70,7 @@ def install(
     quiet: Quiet = 0,
 ) -> None:
     """Build the engines' own CPU environments, outside the checkout, with tested pins."""
-    from tqppo import engines
+    from tqppo.engines import environments as engines
 
     for name in engine:
         if name not in engines.ENVIRONMENTS:

@@ -12,14 +12,14 @@ PATHS = {"config"}
 
 
 def presets(word: str, finished: list[str]) -> Iterator[Candidate]:
-    from tqppo.config.presets import list_presets
+    from tqppo.config.read.presets import list_presets
 
     yield from ((preset.name, preset.summary) for preset in list_presets())
 
 
 def settings(word: str, finished: list[str]) -> Iterator[Candidate]:
     """Sections first, then their keys, then values: the whole list at once would be two hundred lines."""
-    from tqppo.config.keys import all_keys, values_of
+    from tqppo.config.show.keys import all_keys, values_of
 
     key, equals, _ = word.partition("=")
     section, dot, _ = key.rpartition(".")
@@ -37,7 +37,7 @@ def settings(word: str, finished: list[str]) -> Iterator[Candidate]:
 
 def dotted_keys(word: str, finished: list[str]) -> Iterator[Candidate]:
     """Whole keys, for `config explain`."""
-    from tqppo.config.keys import all_keys
+    from tqppo.config.show.keys import all_keys
 
     yield from ((each.name, each.doc) for each in all_keys())
 
@@ -68,7 +68,7 @@ def backends(word: str, finished: list[str]) -> Iterator[Candidate]:
 
 
 def engines(word: str, finished: list[str]) -> Iterator[Candidate]:
-    from tqppo import engines
+    from tqppo.engines import environments as engines
 
     yield from ((name, "") for name in engines.ENVIRONMENTS)
 

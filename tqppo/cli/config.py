@@ -16,7 +16,7 @@ from tqppo.errors import ConfigError, PreflightError, UsageError
 if TYPE_CHECKING:
     from tqppo.config.compile import Compilation
     from tqppo.config.diagnostics import Diagnostic
-    from tqppo.config.schema import Slot
+    from tqppo.config.show.schema import Slot
 
 FORMATS = ("text", "json", "github")
 app = typer.Typer(no_args_is_help=True, help="Ask about the config.")
@@ -76,13 +76,13 @@ def has_errors(diagnostics: Sequence[Diagnostic]) -> bool:
 
 
 def _probe(compilation: Compilation) -> list[Diagnostic]:
-    from tqppo.config.probe import probe
+    from tqppo.doctor.probe import probe
 
     return probe(compilation)
 
 
 def _as_text(compilation: Compilation, found: list[Diagnostic], explain: bool, level: int) -> None:
-    from tqppo.config.plan import make_plan
+    from tqppo.config.plan.plan import make_plan
 
     problems = [*compilation.diagnostics, *found]
     if problems:
@@ -93,7 +93,7 @@ def _as_text(compilation: Compilation, found: list[Diagnostic], explain: bool, l
 
 def _as_json(compilation: Compilation, found: list[Diagnostic], explain: bool, level: int) -> None:
     from tqppo.config.diagnostics import in_order
-    from tqppo.config.plan import make_plan
+    from tqppo.config.plan.plan import make_plan
 
     answer: dict[str, Any] = {
         "ok": compilation.ok and not has_errors(found),
@@ -119,7 +119,7 @@ def explain_key(
 ) -> None:
     """What a setting means, its value, and which file, variable or option it comes from."""
     from tqppo.config.compile import compile_config
-    from tqppo.config.explain import explain, explain_section
+    from tqppo.config.show.explain import explain, explain_section
 
     if section := explain_section(key):
         _print_section(section, as_json)
@@ -136,7 +136,7 @@ def explain_key(
 
 
 def _print_section(section: Sequence[Slot], as_json: bool) -> None:
-    from tqppo.config.export import toml_value
+    from tqppo.config.show.export import toml_value
 
     if as_json:
         emit_json([{"key": s.key, "default": s.default, "allowed": s.allowed, "doc": s.doc} for s in section])
@@ -147,6 +147,6 @@ def _print_section(section: Sequence[Slot], as_json: bool) -> None:
 
 def schema() -> None:
     """Print the config's JSON Schema, for editors."""
-    from tqppo.config.explain import json_schema
+    from tqppo.config.show.explain import json_schema
 
     emit_json(json_schema())

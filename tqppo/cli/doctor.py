@@ -34,8 +34,8 @@ def logprobs(
         print_diagnostics(compilation.diagnostics)
     if not compilation.ok or compilation.config is None:
         raise typer.Exit(ConfigError.exit_code)
-    from tqppo.doctor import render
-    from tqppo.rollout.mismatch import measure
+    from tqppo.doctor.compare import render
+    from tqppo.doctor.logprobs import measure
 
     result = measure(compilation.config, num_prompts=prompts, announce=lambda what: typer.echo(f"{what} …", err=True))
     if as_json:

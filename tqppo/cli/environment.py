@@ -78,7 +78,7 @@ def _gpus() -> list[str]:
 
 
 def _engines() -> dict[str, str]:
-    from tqppo import engines
+    from tqppo.engines import environments as engines
 
     return {
         name: str(engines.folder_of(name)) if engines.is_installed(name) else "no environment"

@@ -22,7 +22,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="A preset.")]
 @app.command("list")
 def list_all(as_json: AsJson = False) -> None:
     """Every preset: those that come with tqppo, your own, and where each is."""
-    from tqppo.config.presets import list_presets
+    from tqppo.config.read.presets import list_presets
 
     found = list_presets()
     if as_json:
@@ -55,7 +55,7 @@ def diff(
     as_json: AsJson = False,
 ) -> None:
     """Print the settings in which two presets differ."""
-    from tqppo.config.presets import diff_presets
+    from tqppo.config.read.presets import diff_presets
 
     for name in (first, second):
         _compiled(name)
@@ -70,8 +70,8 @@ def diff(
 
 def _known(name: str) -> Path:
     """The preset's file; an unknown name is a mistake of usage, told with the nearest ones."""
-    from tqppo.config.nearest import did_you_mean
-    from tqppo.config.presets import find_preset, list_presets
+    from tqppo.config.read.nearest import did_you_mean
+    from tqppo.config.read.presets import find_preset, list_presets
 
     path = find_preset(name)
     if path is None:
@@ -94,6 +94,6 @@ def _compiled(name: str) -> Compilation:
 
 
 def _resolved(name: str) -> str:
-    from tqppo.config.export import resolved_toml
+    from tqppo.config.show.export import resolved_toml
 
     return resolved_toml(_compiled(name))

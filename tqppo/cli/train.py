@@ -1,4 +1,4 @@
-"""`train` and `resume`: compile, then hand over to `tqppo.run`."""
+"""`train` and `resume`: compile, then hand over to `tqppo.run.start`."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def train(
     if not compilation.ok:
         raise typer.Exit(ConfigError.exit_code)
     if dry_run:
-        from tqppo.config.plan import make_plan
+        from tqppo.config.plan.plan import make_plan
 
         typer.echo(make_plan(compilation).text().rstrip("\n"))
         return
-    from tqppo.run import train as start
+    from tqppo.run.start import train as start
 
     raise typer.Exit(start(compilation, verbosity=_log(ctx, verbose, quiet)))
 
@@ -68,7 +68,7 @@ def resume(
     """Go on with a run, exactly where it stopped."""
     if run and checkpoint:
         raise UsageError(f"resume {run} or --checkpoint {checkpoint}: name one of them")
-    from tqppo.run import resume as go_on
+    from tqppo.run.start import resume as go_on
 
     level = _log(ctx, verbose, quiet)
     where = run or checkpoint or "latest"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tqppo.config.diagnostics import Diagnostic, Span, in_order
-from tqppo.config.layers import Layer, Written, read_layers
+from tqppo.config.read.layers import Layer, Written, read_layers
 
 if TYPE_CHECKING:
     from tqppo.config.sections import Config
@@ -62,8 +62,8 @@ def compile_config(
     environ = os.environ if environ is None else environ
     layers, problems = read_layers(preset, [Path(each) for each in config_files], overrides, environ)
 
-    from tqppo.config.checks import run_checks
-    from tqppo.config.judge import Judge
+    from tqppo.config.checks.registry import run_checks
+    from tqppo.config.read.judge import Judge
 
     judge = Judge(problems)
     if any(each.severity == "error" for each in problems):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tqppo import columns
-from tqppo.config.roles import uses_reference
+from tqppo.config.facts import uses_reference
 from tqppo.config.sections import Config
 
 _ROLLOUT = ("tokens", "response_mask", "rollout_logprobs", "reward")

@@ -31,7 +31,7 @@ from tqppo.protocols import (
     WeightSender,
     WeightSource,
 )
-from tqppo.workers.tiny import byte_tokenizer, write_tiny_model
+from tqppo.tiny.model import byte_tokenizer, write_tiny_model
 
 T = TypeVar("T")
 MAX_CONTEXT = 512

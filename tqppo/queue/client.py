@@ -22,14 +22,14 @@ from tqppo.columns import Column, custom, declare
 from tqppo.errors import DataLost, QueueError
 from tqppo.protocols import Locator, Storage, StorageSpec
 from tqppo.queue import snapshots
-from tqppo.queue.arena import Arena
-from tqppo.queue.block import Block, BlockView
-from tqppo.queue.calls import START_S, Silence, run, tidy
-from tqppo.queue.encode import encode
-from tqppo.queue.gather import Runs, Shape, excerpt, gather, nothing
-from tqppo.queue.index import Located
+from tqppo.queue.blocks.arena import Arena
+from tqppo.queue.blocks.block import Block, BlockView
+from tqppo.queue.blocks.encode import encode
+from tqppo.queue.blocks.gather import Runs, Shape, excerpt, gather, nothing
+from tqppo.queue.index.index import Located
+from tqppo.queue.link.calls import START_S, Silence, run, tidy
+from tqppo.queue.link.service import Link, LocalLink, RayLink, Service, this_node
 from tqppo.queue.meta import BatchMeta, Jagged, Tags, check_keys, plain, plain_tags, shorten
-from tqppo.queue.service import Link, LocalLink, RayLink, Service, this_node
 
 __all__ = ["BatchMeta", "Jagged", "Queue"]
 

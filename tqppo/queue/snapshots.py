@@ -17,8 +17,8 @@ import numpy as np
 
 from tqppo.errors import CheckpointError, DataLost
 from tqppo.protocols import Locator, Storage
-from tqppo.queue.block import Block, BlockView
-from tqppo.queue.calls import tidy
+from tqppo.queue.blocks.block import Block, BlockView
+from tqppo.queue.link.calls import tidy
 
 INDEX = "queue.json"
 FORMAT = 2

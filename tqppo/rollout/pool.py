@@ -10,12 +10,12 @@ from urllib.parse import urlsplit
 
 import ray
 
+from tqppo.data.prompts import Prompt
 from tqppo.errors import DeadlineExceeded, EngineError, TqppoError
-from tqppo.prompts import Prompt
 from tqppo.protocols import WeightSource
 from tqppo.queue.client import Queue
-from tqppo.rollout.sender import SenderClient, start_sender, stop_sender
 from tqppo.rollout.worker import Assignment, Probe, RolloutSpec, RolloutWorker
+from tqppo.weights.send import SenderClient, start_sender, stop_sender
 
 
 class RolloutPool:

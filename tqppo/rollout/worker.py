@@ -16,16 +16,16 @@ import ray
 import torch
 
 from tqppo import plugins
-from tqppo.doctor import verify_logprobs
+from tqppo.data.prompts import Prompt
+from tqppo.doctor.compare import verify_logprobs
 from tqppo.errors import DataError, EngineError
-from tqppo.prompts import Prompt
 from tqppo.protocols import EngineSpec, RolloutEngine, Sampling, WeightSource
 from tqppo.queue.client import Queue
 from tqppo.queue.meta import Jagged
-from tqppo.rewards import Scorer, ScorerSpec
-from tqppo.rollout.copies import Copies
-from tqppo.rollout.loops import AgentLoop, Session, Trajectory, load_loop
-from tqppo.rollout.sender import meeting_place
+from tqppo.rewards.scorer import Scorer, ScorerSpec
+from tqppo.rollout.loops.single_turn import AgentLoop, Session, Trajectory, load_loop
+from tqppo.weights.copy import Copies
+from tqppo.weights.send import meeting_place
 
 ANSWER_CHARACTERS = 200  # of a validation answer, kept in its tag for maj@k
 GATHER_S = 0.05  # how long a finished group waits for others to share its put: every put costs calls between processes

@@ -15,13 +15,13 @@ from typing import Any, Protocol
 from tqppo.algorithms.kl import Controller
 from tqppo.algorithms.padding import num_padding, padding_rows
 from tqppo.columns import column
-from tqppo.metrics import spread
+from tqppo.metrics.files import spread
 from tqppo.protocols import WeightSource
 from tqppo.queue.client import Queue
 from tqppo.queue.meta import BatchMeta
-from tqppo.queue.replay import Replay
 from tqppo.rollout.pool import RolloutPool, wait_for
 from tqppo.rollout.worker import Assignment, Probe
+from tqppo.trainers.groups import Replay
 
 Metrics = dict[str, float]
 

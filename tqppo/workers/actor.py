@@ -15,11 +15,11 @@ from tqppo.algorithms import kl
 from tqppo.algorithms.aggregate import Normalisers, aggregate
 from tqppo.algorithms.losses import POLICY_LOSSES, PolicyOptions, PolicyTokens
 from tqppo.protocols import WeightSource
-from tqppo.workers import weights
-from tqppo.workers.bridge import Columns, remote
-from tqppo.workers.learner import Learner, Loss, Metrics, Selection, Tokens, even_sizes
-from tqppo.workers.microbatch import MicroBatch, Rows
-from tqppo.workers.model import PolicyModel, adapters_off, add_lora, load_policy
+from tqppo.weights import publish as weights
+from tqppo.workers.compute.learner import Learner, Loss, Metrics, Selection, Tokens, even_sizes
+from tqppo.workers.compute.microbatch import MicroBatch, Rows
+from tqppo.workers.compute.model import PolicyModel, adapters_off, add_lora, load_policy
+from tqppo.workers.process.bridge import Columns, remote
 
 _FORWARD = ("tokens", "response_mask")
 

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from tqppo.algorithms.aggregate import Normalisers, aggregate
 from tqppo.algorithms.losses import value_loss
-from tqppo.workers.bridge import Columns, remote
-from tqppo.workers.learner import Learner, Loss, Metrics, Selection, even_sizes
-from tqppo.workers.microbatch import MicroBatch, Rows
-from tqppo.workers.model import load_value_model
+from tqppo.workers.compute.learner import Learner, Loss, Metrics, Selection, even_sizes
+from tqppo.workers.compute.microbatch import MicroBatch, Rows
+from tqppo.workers.compute.model import load_value_model
+from tqppo.workers.process.bridge import Columns, remote
 
 
 def _update_columns(worker: Critic) -> tuple[str, ...]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from tqppo.workers.bridge import Columns, remote
-from tqppo.workers.model import load_policy
-from tqppo.workers.worker import Worker
+from tqppo.workers.compute.model import load_policy
+from tqppo.workers.compute.worker import Worker
+from tqppo.workers.process.bridge import Columns, remote
 
 
 class Reference(Worker):

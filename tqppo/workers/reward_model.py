@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from tqppo.workers.bridge import Columns, remote
-from tqppo.workers.microbatch import Rows, last_positions
-from tqppo.workers.model import load_score_model
-from tqppo.workers.worker import Worker, idle_micro_batch
+from tqppo.workers.compute.microbatch import Rows, last_positions
+from tqppo.workers.compute.model import load_score_model
+from tqppo.workers.compute.worker import Worker, idle_micro_batch
+from tqppo.workers.process.bridge import Columns, remote
 
 
 class RewardModel(Worker):

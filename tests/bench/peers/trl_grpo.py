@@ -16,7 +16,7 @@ from datasets import Dataset
 from transformers import AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from tqppo.reward_functions import exact_match
+from tqppo.rewards.functions import exact_match
 
 TUNED = {"bf16": False, "gradient_checkpointing": False}
 

@@ -1,0 +1,242 @@
+"""Continuous batching over a `transformers` model: admit prompts, advance all rows by a token, hand back the finished.
+
+Synchronous and without asyncio: the engine calls `advance` and `score`, one at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tqppo.errors import EngineError
+from tqppo.protocols import Completion, Scores
+
+from .forward import ModuleForward
+from .kv import DecodeCache, PrefillCache
+from .rows import Rows, Ticket
+from .sampler import sample, uniforms
+
+PREFILL_TOKENS = 8192  # of one forward, padding included
+SCORE_LOGITS = 2**25  # of one forward: tokens × vocabulary
+SPARE_COLUMNS = 64  # of the cache beyond the prompts, and by how much it grows
+WORTH_A_FORWARD = 256  # padding tokens that cost about as much as one more forward
+
+Finished = list[tuple[Ticket, Completion]]
+
+
+class Decoder:
+    """Rows decode together; a finished row leaves at once and its place is filled."""
+
+    def __init__(self, forward: ModuleForward, *, max_rows: int, eos_token_ids: tuple[int, ...]) -> None:
+        self.model, self.device, self.vocabulary = forward.model, forward.device, forward.vocabulary
+        self._forward = forward
+        self.max_rows = max_rows
+        self.eos_token_ids = eos_token_ids
+        self.weight_version = 0
+        self.rows = Rows(max_rows, self.vocabulary, eos_token_ids)
+        self._cache = DecodeCache()
+        self._starts: Tensor | None = None  # columns of the rows' first tokens [B]; None: all the same
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.rows)
+
+    @property
+    def num_free(self) -> int:
+        return self.max_rows - len(self.rows)
+
+    @torch.inference_mode()
+    def advance(self, tickets: Sequence[Ticket]) -> Finished:
+        """Admit these requests, then give every row its next token."""
+        finished = self._admit(tickets) if tickets else []
+        if self.rows:
+            finished += self._step()
+        return finished
+
+    @torch.inference_mode()
+    def drop(self, rows: Sequence[int]) -> Finished:
+        """End rows early; what they have so far is handed back."""
+        gone = np.array(sorted(rows), dtype=np.int64)
+        return self._leave(gone, aborted=True)
+
+    def reset(self) -> None:
+        """Forget every row, whatever state a failure left them in."""
+        self.rows = Rows(self.max_rows, self.vocabulary, self.eos_token_ids)
+        self._cache.free()
+        self._starts = None
+
+    def free(self) -> None:
+        """Give the cache's memory back; there must be no rows."""
+        assert not self.rows, "rows are still decoding"
+        self._cache.free()
+
+    # Admission.
+
+    def _admit(self, tickets: Sequence[Ticket]) -> Finished:
+        """Prefill each distinct prompt once, place a row per request, sample the first tokens."""
+        groups: dict[tuple[int, ...], list[Ticket]] = {}
+        for ticket in tickets:
+            groups.setdefault(ticket.tokens, []).append(ticket)
+        prompts = sorted(groups, key=len)
+        begin, logits = len(self.rows), []
+        for chunk in length_chunks(prompts, PREFILL_TOKENS):
+            last = torch.tensor([len(prompt) - 1 for prompt in chunk], device=self.device)
+            cache, chunk_logits = self._forward.prefill(padded(chunk, self.device), last)
+            if chunk[0] is prompts[0]:
+                self._make_room(tickets, len(prompts[-1]), cache)
+            source = self._place(chunk, groups, cache)
+            logits.append(chunk_logits.index_select(0, source))
+        self._batch_changed()
+        return self._take_tokens(torch.cat(logits) if len(logits) > 1 else logits[0], begin)
+
+    def _place(
+        self, prompts: list[tuple[int, ...]], groups: dict[tuple[int, ...], list[Ticket]], cache: PrefillCache
+    ) -> Tensor:
+        """A row per request; which prompt each row came from [n]."""
+        source = [i for i, prompt in enumerate(prompts) for _ in groups[prompt]]
+        lengths = [len(prompts[i]) for i in source]
+        sources = torch.tensor(source, device=self.device)
+        self._cache.place(cache, sources, lengths)
+        tickets = [ticket for prompt in prompts for ticket in groups[prompt]]
+        self.rows.add(tickets, [self._cache.cursor - length for length in lengths])
+        return sources
+
+    def _make_room(self, tickets: Sequence[Ticket], longest: int, like: PrefillCache) -> None:
+        """Rows for the new requests, and columns left of the cursor for the longest of their prompts."""
+        cache, num_rows = self._cache, len(self.rows) + len(tickets)
+        need = max(min(ticket.max_new_tokens, SPARE_COLUMNS) + len(ticket.tokens) for ticket in tickets)
+        if not self.rows:
+            cache.clear()
+            cache.make_room(num_rows=num_rows, num_columns=need, like=like)
+            cache.cursor = cache.first = longest
+            return
+        cache.make_room(num_rows=num_rows, num_columns=need)
+        if longest > cache.cursor:
+            self._shift(longest - cache.cursor)
+
+    def _make_column(self) -> None:
+        """A column for the next token: move the rows left when that frees half the buffer, else make it wider."""
+        cache = self._cache
+        if cache.cursor == cache.num_columns:
+            if 2 * cache.first >= cache.num_columns:
+                self._shift(-cache.first)
+            else:
+                cache.make_room(num_rows=len(self.rows), num_columns=cache.num_columns + SPARE_COLUMNS)
+
+    # Decoding.
+
+    def _step(self) -> Finished:
+        self._make_column()
+        tokens = torch.from_numpy(self.rows.last_tokens()).to(self.device)
+        logits = self._forward.decode(tokens, self._cache, self._starts)
+        self._cache.cursor += 1
+        return self._take_tokens(logits)
+
+    def _take_tokens(self, logits: Tensor, begin: int = 0) -> Finished:
+        """Sample one token for each row from `begin` on; finished rows leave."""
+        tokens, logprobs = self._sample(logits, begin)
+        if not np.isfinite(logprobs).all():
+            raise EngineError(f"the model's logits are not finite numbers (weights of version {self.weight_version})")
+        is_done = self.rows.record(tokens, logprobs, begin)
+        gone = begin + np.flatnonzero(is_done)
+        return self._leave(gone) if len(gone) else []
+
+    def _sample(self, logits: Tensor, begin: int) -> tuple[np.ndarray, np.ndarray]:
+        rows = self.rows
+        uniform = uniforms(rows.streams(begin), rows.made[begin : len(rows)])
+        kinds = rows.kind[begin : len(rows)]
+        if (kinds == kinds[0]).all():
+            temperature, top_k, top_p = rows.kinds[kinds[0]]
+            tokens, logprobs = sample(logits, uniform, temperature=temperature, top_k=top_k, top_p=top_p)
+            return tokens.cpu().numpy(), logprobs.cpu().numpy()
+        all_tokens, all_logprobs = np.empty(len(kinds), np.int64), np.empty(len(kinds), np.float32)
+        for kind in np.unique(kinds):
+            where = np.flatnonzero(kinds == kind)
+            temperature, top_k, top_p = rows.kinds[kind]
+            part = logits.index_select(0, torch.from_numpy(where).to(self.device))
+            tokens, logprobs = sample(part, uniform[where], temperature=temperature, top_k=top_k, top_p=top_p)
+            all_tokens[where], all_logprobs[where] = tokens.cpu().numpy(), logprobs.cpu().numpy()
+        return all_tokens, all_logprobs
+
+    def _leave(self, gone: np.ndarray, *, aborted: bool = False) -> Finished:
+        rows = self.rows
+        tickets = [rows.tickets[row] for row in gone.tolist()]
+        finished = list(zip(tickets, rows.completions(gone, self.weight_version, aborted=aborted), strict=True))
+        targets, sources = rows.remove(gone)
+        self._cache.move_rows(targets, sources, len(rows))
+        self._batch_changed()
+        return finished
+
+    def _batch_changed(self) -> None:
+        starts = self.rows.start[: len(self.rows)]
+        if not len(starts):
+            self._cache.clear()
+            self._starts = None
+            return
+        self._cache.first = int(starts.min())
+        equal = self._cache.first == starts.max()
+        self._starts = None if equal else torch.from_numpy(starts.copy()).to(self.device)
+
+    def _shift(self, columns: int) -> None:
+        self._cache.shift(columns)
+        self.rows.start[: len(self.rows)] += columns
+        self._batch_changed()
+
+    # Scoring.
+
+    @torch.inference_mode()
+    def score(self, sequences: Sequence[tuple[int, ...]], top_ks: Sequence[int]) -> list[Scores]:
+        """Log-probabilities of each sequence's next tokens at temperature 1, with the top-k of its own K."""
+        results: dict[int, Scores] = {}
+        order = sorted(range(len(sequences)), key=lambda i: (len(sequences[i]), sequences[i], top_ks[i]))
+        budget = max(1, SCORE_LOGITS // self.vocabulary)
+        for chunk in length_chunks([sequences[i] for i in order], budget):
+            indices, order = order[: len(chunk)], order[len(chunk) :]
+            logprobs = self._forward.logits(padded(chunk, self.device)).float().log_softmax(-1)  # [B, T, V]
+            for row, i in enumerate(indices):
+                results[i] = row_scores(logprobs[row, : len(chunk[row]) - 1], chunk[row], top_ks[i])
+        return [results[i] for i in range(len(sequences))]
+
+
+def padded(sequences: Sequence[Sequence[int]], device: torch.device) -> Tensor:
+    """Token ids [B, T], padded on the right with 0."""
+    longest = max(len(sequence) for sequence in sequences)
+    if all(len(sequence) == longest for sequence in sequences):
+        return torch.tensor(sequences, device=device)
+    return torch.tensor([[*sequence, *[0] * (longest - len(sequence))] for sequence in sequences], device=device)
+
+
+def length_chunks(sequences: Sequence[tuple[int, ...]], max_tokens: int) -> Iterator[list[tuple[int, ...]]]:
+    """Cut sequences sorted by length into forwards: within the budget, and little padding in each."""
+    chunk: list[tuple[int, ...]] = []
+    real = 0
+    for sequence in sequences:
+        size = (len(chunk) + 1) * len(sequence)
+        padding = size - real - len(sequence)
+        if chunk and (size > max_tokens or (padding > WORTH_A_FORWARD and padding > size // 4)):
+            yield chunk
+            chunk, real = [], 0
+        chunk.append(sequence)
+        real += len(sequence)
+    if chunk:
+        yield chunk
+
+
+def row_scores(logprobs: Tensor, tokens: Sequence[int], top_k: int) -> Scores:
+    """Scores of S tokens from the log-probabilities after the first S - 1 of them, [S - 1, V]."""
+    length = len(tokens)
+    result = Scores(
+        logprobs=np.zeros(length, dtype=np.float32),
+        top_ids=np.zeros((length, top_k), dtype=np.int32),
+        top_logprobs=np.zeros((length, top_k), dtype=np.float32),
+    )
+    following = torch.tensor(tokens[1:], device=logprobs.device, dtype=torch.long)[:, None]
+    result.logprobs[:-1] = logprobs.gather(1, following)[:, 0].cpu().numpy()
+    if top_k:
+        top = logprobs.topk(top_k, dim=-1)
+        result.top_ids[:-1] = top.indices.cpu().numpy()
+        result.top_logprobs[:-1] = top.values.cpu().numpy()
+    return result

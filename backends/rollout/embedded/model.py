@@ -1,0 +1,70 @@
+"""Loading the model that the embedded engine decodes with, and refusing those it would decode wrongly."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from tqppo.errors import EngineError
+from tqppo.protocols import EngineSpec
+
+from . import attention
+
+ENGINE_ARGS = {"device": "cpu"}  # what `engine_args` may hold, and the defaults
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def load_model(spec: EngineSpec) -> Any:
+    """The model in evaluation mode, on its device; any problem is an `EngineError` that says what to change."""
+    device = _device(spec)
+    if spec.dtype != "auto" and spec.dtype not in _DTYPES:
+        raise EngineError(f"dtype {spec.dtype!r} is unknown; choose auto or one of {', '.join(_DTYPES)}")
+    # On a GPU the fused kernels win, and their masks come from `transformers`.
+    implementation = attention.register() if device.type == "cpu" else "sdpa"
+    # Most CPUs have no bf16 instructions and are several times slower with it, so a CPU decodes in fp32.
+    default = torch.float32 if device.type == "cpu" else "auto"
+    try:
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            spec.model,
+            dtype=_DTYPES.get(spec.dtype, default),
+            attn_implementation=implementation if spec.attention == "auto" else spec.attention,
+            trust_remote_code=spec.trust_remote_code,
+        )
+    except (OSError, ValueError, ImportError, RuntimeError) as error:
+        raise EngineError(f"{spec.name} cannot load the model {spec.model!r}: {error}") from error
+    _check_supported(model, spec)
+    return model.to(device).eval().requires_grad_(False)
+
+
+def _device(spec: EngineSpec) -> torch.device:
+    unknown = sorted(set(spec.engine_args) - set(ENGINE_ARGS))
+    if unknown:
+        known = ", ".join(ENGINE_ARGS)
+        raise EngineError(f"the embedded engine has no engine_args {', '.join(unknown)}; it knows {known}")
+    name = str({**ENGINE_ARGS, **spec.engine_args}["device"])
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise EngineError(f"engine_args.device is {name!r}, but torch sees no GPU here; use 'cpu'")
+    return torch.device(name)
+
+
+def _check_supported(model: Any, spec: EngineSpec) -> None:
+    config = model.config.get_text_config()
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    if unknown := sorted(kinds - {"full_attention", "sliding_attention"}):
+        raise EngineError(
+            f"the embedded engine decodes attention layers only; {spec.model} also has {', '.join(unknown)}"
+        )
+    window = getattr(config, "sliding_window", None)
+    is_sliding = "sliding_attention" in kinds or (window and not getattr(config, "layer_types", None))
+    if is_sliding and window and spec.max_context_tokens > window:
+        raise EngineError(
+            f"{spec.model} attends to a window of {window} tokens, which the embedded engine does not do: "
+            f"max_context_tokens is {spec.max_context_tokens}, it may be at most {window}"
+        )
+    limit = getattr(config, "max_position_embeddings", None)
+    if limit and spec.max_context_tokens > limit:
+        raise EngineError(
+            f"max_context_tokens is {spec.max_context_tokens}, but {spec.model} has only {limit} positions"
+        )

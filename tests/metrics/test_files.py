@@ -1,0 +1,73 @@
+"""The run's JSONL files: the same bytes for the same metrics, and a clean cut on resume."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tqppo.errors import CheckpointError
+from tqppo.metrics import files as metrics
+from tqppo.metrics.files import EventLog, MetricsLog
+
+
+def _write(path: Path, steps: range, seconds: float = 1.0) -> None:
+    log = MetricsLog(path)
+    for step in steps:
+        log.write(step, {"timing_s/step": seconds, "actor/kl": step / 3, "perf/throughput": 1 / seconds})
+
+
+def test_a_line_is_on_disk_when_write_returns(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    log.write(1, {"b": 2, "a": 0.1})
+    assert (tmp_path / "metrics.jsonl").read_bytes() == b'{"step": 1, "a": 0.1, "b": 2}\n'
+
+
+def test_values_that_are_not_finite_become_null() -> None:
+    assert metrics.line(1, {"loss": float("nan"), "x": float("inf")}) == b'{"step": 1, "loss": null, "x": null}\n'
+
+
+def test_a_cut_run_that_goes_on_has_the_bytes_of_one_that_never_stopped(tmp_path: Path) -> None:
+    whole, cut = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"
+    _write(whole, range(1, 7))
+    _write(cut, range(1, 5), seconds=7.0)
+    with cut.open("ab") as file:
+        file.write(b'{"step": 5, "actor/k')  # killed in the middle of a line
+    assert [each["step"] for each in metrics.read(cut)] == [1, 2, 3, 4]
+    metrics.cut(cut, 3)
+    _write(cut, range(4, 7))
+    assert whole.read_bytes() != cut.read_bytes()
+    assert metrics.comparable(whole) == metrics.comparable(cut)
+
+
+def test_cutting_before_the_first_step_empties_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    _write(path, range(0, 3))
+    metrics.cut(path, -1)
+    assert path.read_bytes() == b""
+    metrics.cut(tmp_path / "missing.jsonl", 3)
+
+
+def test_a_foreign_line_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\nhello\n')
+    with pytest.raises(CheckpointError, match=r"metrics\.jsonl:2"):
+        metrics.cut(path, 5)
+
+
+def test_events_carry_a_time_and_their_fields(tmp_path: Path) -> None:
+    log = EventLog(tmp_path / "events.jsonl")
+    log.write("checkpoint", step=3, path=tmp_path)
+    event = json.loads((tmp_path / "events.jsonl").read_text())
+    assert (event["event"], event["step"], event["path"]) == ("checkpoint", 3, str(tmp_path))
+    assert event["time"] > 0
+
+
+def test_spread_of_values() -> None:
+    assert metrics.spread("critic/score", [1.0, 0.0, 0.5]) == {
+        "critic/score/mean": 0.5,
+        "critic/score/max": 1.0,
+        "critic/score/min": 0.0,
+    }
+    assert metrics.spread("critic/score", []) == {}

@@ -1,0 +1,145 @@
+"""Checkpoints: whole or not there, checked on opening, pruned, found by name."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tqppo.errors import CheckpointError
+from tqppo.run.checkpoint import CheckpointStore, find_run, open_checkpoint
+
+
+def save_some_weights(folder: Path) -> None:
+    (folder / "actor").mkdir()
+    (folder / "actor" / "model.safetensors").write_bytes(b"weights" * 1000)
+
+
+def a_store(tmp_path: Path, **options: int) -> CheckpointStore:
+    run = tmp_path / "runs" / "mine"
+    run.mkdir(parents=True)
+    (run / "config.resolved.toml").write_text("")
+    return CheckpointStore(run / "checkpoints", **options)
+
+
+def test_what_was_saved_is_found_again(tmp_path: Path) -> None:
+    store = a_store(tmp_path)
+    store.write(3, save_some_weights, {"cursor": [0, 96]})
+    found = store.newest()
+    assert found is not None
+    assert found.step == 3
+    assert found.driver_state() == {"cursor": [0, 96]}
+    assert (store.folder / "latest").resolve() == found.folder
+
+
+def test_only_the_last_and_every_nth_are_kept(tmp_path: Path) -> None:
+    store = a_store(tmp_path, keep_last=2, keep_every=4)
+    for step in range(1, 11):
+        store.write(step, save_some_weights, {})
+    assert store.steps() == [4, 8, 9, 10]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "named"),
+    [
+        (lambda folder: (folder / "actor" / "model.safetensors").write_bytes(b"other"), "model.safetensors is corrupt"),
+        (lambda folder: (folder / "actor" / "model.safetensors").unlink(), "model.safetensors is missing"),
+        (lambda folder: (folder / "driver.json").write_text("{ }"), "driver.json is corrupt"),
+        (lambda folder: (folder / "MANIFEST.json").write_text("{"), "MANIFEST.json is corrupt"),
+        (lambda folder: (folder / "MANIFEST.json").unlink(), "MANIFEST.json is missing"),
+    ],
+)
+def test_a_spoiled_checkpoint_is_refused_by_the_name_of_the_file(tmp_path: Path, spoil, named: str) -> None:
+    folder = a_store(tmp_path).write(3, save_some_weights, {})
+    spoil(folder)
+    with pytest.raises(CheckpointError, match=named):
+        open_checkpoint(folder)
+
+
+def test_one_flipped_bit_is_noticed(tmp_path: Path) -> None:
+    folder = a_store(tmp_path).write(3, save_some_weights, {})
+    path = folder / "actor" / "model.safetensors"
+    spoiled = bytearray(path.read_bytes())
+    spoiled[100] ^= 1
+    path.write_bytes(spoiled)
+    with pytest.raises(CheckpointError, match="corrupt"):
+        open_checkpoint(folder)
+
+
+def test_the_newest_complete_one_is_taken_when_a_newer_is_corrupt(tmp_path: Path) -> None:
+    store = a_store(tmp_path)
+    store.write(3, save_some_weights, {})
+    newest = store.write(6, save_some_weights, {})
+    (newest / "driver.json").unlink()
+    warnings: list[str] = []
+    found = store.newest(warnings.append)
+    assert found is not None
+    assert found.step == 3
+    assert "driver.json is missing" in warnings[0]
+
+
+def test_a_failed_save_leaves_the_one_before_and_is_cleaned_up(tmp_path: Path) -> None:
+    store = a_store(tmp_path)
+    store.write(3, save_some_weights, {})
+
+    def fails(folder: Path) -> None:
+        save_some_weights(folder)
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        store.write(6, fails, {})
+    assert store.steps() == [3]
+    store.write(7, save_some_weights, {})
+    assert not list(store.folder.glob(".partial*"))
+
+
+def test_a_run_is_found_by_name_by_path_and_as_the_latest(tmp_path: Path) -> None:
+    store = a_store(tmp_path)
+    step = store.write(3, save_some_weights, {})
+    runs, run = tmp_path / "runs", tmp_path / "runs" / "mine"
+    assert find_run("mine", runs) == (run, None)
+    assert find_run(str(run), runs) == (run, None)
+    assert find_run("latest", runs) == (run, None)
+    assert find_run(str(store.folder / "latest"), runs) == (run, None)
+    assert find_run(str(step), runs) == (run, step)
+    with pytest.raises(CheckpointError, match=r"neither a checkpoint nor a run; runs in .*: mine"):
+        find_run("yours", runs)
+    with pytest.raises(CheckpointError, match="no run in"):
+        find_run("latest", tmp_path / "elsewhere")
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from tqppo.run.checkpoint import CheckpointStore
+store = CheckpointStore(Path(sys.argv[1]), keep_last=3)
+def save(folder):
+    for name in "abcdefgh":
+        (folder / name).write_bytes(name.encode() * 200_000)
+step = 0
+while True:
+    step += 1
+    store.write(step, save, {"step": step})
+    print(step, flush=True)
+"""
+
+
+@pytest.mark.parametrize("delay_s", [0.01, 0.05, 0.11, 0.2])
+def test_a_writer_killed_at_any_moment_leaves_a_complete_checkpoint(tmp_path: Path, delay_s: float) -> None:
+    folder = tmp_path / "checkpoints"
+    process = subprocess.Popen([sys.executable, "-c", WRITER, str(folder)], stdout=subprocess.PIPE, env=os.environ)
+    assert process.stdout is not None
+    done = int(process.stdout.readline())
+    time.sleep(delay_s)
+    process.kill()
+    done = max([done, *map(int, process.stdout.read().split())])
+    process.wait()
+    newest = CheckpointStore(folder).newest()
+    assert newest is not None
+    assert newest.step >= done
+    assert json.loads((newest.folder / "driver.json").read_text()) == {"step": newest.step}

@@ -1,0 +1,77 @@
+"""When the loop steps, saves and ends; its parts are stand-ins that write down what was asked of them."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tqppo.errors import QueueError
+from tqppo.run.checkpoint import CheckpointStore
+from tqppo.run.loop import Loop, Schedule
+from tqppo.run.signals import StopRequest
+
+
+class Diary:
+    """The trainer and everything around it."""
+
+    def __init__(self, folder: Path, *, signal_in_step: int = -1, leftovers: tuple[str, ...] = ()) -> None:
+        self.seen: list[str] = []
+        self.stop = StopRequest(self.seen.append)
+        self.signal_in_step, self.leftovers = signal_in_step, leftovers
+        self.folder = folder
+        if signal_in_step == 0:
+            self.stop.number = signal.SIGTERM
+
+    def step(self, step: int) -> dict[str, float]:
+        if step == self.signal_in_step:
+            self.stop.number = signal.SIGINT
+        self.seen.append(f"step {step}")
+        return {}
+
+    def validate(self) -> dict[str, float]:
+        self.seen.append("validate")
+        return {"val": 1.0}
+
+    def loop(self, **schedule: Any) -> Loop:
+        plan = {"max_steps": 4, "validate_every": 0, "validate_before": True, "save_every": 0, "save_on_exit": True}
+        return Loop(
+            trainer=self,
+            schedule=Schedule(**{**plan, **schedule}),
+            stop=self.stop,
+            store=CheckpointStore(self.folder, keep_last=10, keep_every=0),
+            log=lambda step, metrics: self.seen.append(f"log {step}"),
+            validate=self.validate,
+            measure=dict,
+            leftovers=lambda: list(self.leftovers),
+            save_parts=lambda folder: self.seen.append("save"),
+            driver_state=dict,
+            export=lambda: self.seen.append("export"),
+        )
+
+
+def test_a_whole_run(tmp_path: Path) -> None:
+    diary = Diary(tmp_path)
+    assert diary.loop(max_steps=2).run(0) == 0
+    assert diary.seen == ["validate", "log 0", "step 1", "log 1", "step 2", "validate", "log 2", "export", "save"]
+
+
+@pytest.mark.parametrize(("step", "code", "last"), [(2, 130, "step_000002"), (4, 0, "step_000004")])
+def test_a_signal_ends_the_run_after_its_step_and_saves(tmp_path: Path, step: int, code: int, last: str) -> None:
+    diary = Diary(tmp_path, signal_in_step=step)
+    assert diary.loop().run(0) == code
+    assert [path.name for path in sorted(tmp_path.glob("step_*"))] == [last]
+    assert diary.seen.count("save") == 1
+
+
+def test_a_signal_before_the_first_step_trains_and_saves_nothing(tmp_path: Path) -> None:
+    diary = Diary(tmp_path, signal_in_step=0)
+    assert diary.loop().run(0) == 143
+    assert diary.seen == []
+
+
+def test_keys_that_a_step_left_behind_end_the_run(tmp_path: Path) -> None:
+    with pytest.raises(QueueError, match=r"step 1 left 2 keys in the queue: a_0_0, b_0_0"):
+        Diary(tmp_path, leftovers=("a_0_0", "b_0_0")).loop().run(0)

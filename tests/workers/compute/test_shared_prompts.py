@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM, BloomConfig, LlamaConfig, MistralConfig, Qwen3Config
+
+from tqppo.algorithms.layout import to_nested
+from tqppo.workers.compute import shared_prompts as trees
+from tqppo.workers.compute.microbatch import Cut, Rows, build, cuts
+from tqppo.workers.compute.model import PolicyModel
+
+SIZES = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 64}
+
+groups = st.lists(
+    st.tuples(st.integers(1, 9), st.lists(st.integers(0, 9), min_size=1, max_size=6)), min_size=1, max_size=5
+)
+
+
+def rows_in_groups(spec: list[tuple[int, list[int]]], seed: int = 0) -> dict[str, Any]:
+    """(prompt length, response lengths) of each group; the rows of a group begin with one prompt."""
+    generator = torch.Generator().manual_seed(seed)
+    rows, lengths = [], []
+    for prompt_length, responses in spec:
+        prompt = torch.randint(0, 64, (prompt_length,), generator=generator)
+        for length in responses:
+            rows.append(torch.cat([prompt, torch.randint(0, 64, (length,), generator=generator)]))
+            lengths.append(length)
+    total, counts = sum(lengths), torch.tensor(lengths)
+    return {
+        "tokens": to_nested(torch.cat(rows), torch.tensor([len(row) for row in rows])),
+        "response_mask": to_nested(torch.rand(total, generator=generator) > 0.1, counts),
+        "old_logprobs": to_nested(torch.full((total,), -4.0), counts),
+        "advantages": to_nested(torch.randn(total, generator=generator), counts),
+    }
+
+
+@pytest.fixture(scope="module")
+def policy() -> PolicyModel:
+    torch.manual_seed(0)
+    return PolicyModel(AutoModelForCausalLM.from_config(Qwen3Config(**SIZES, num_key_value_heads=1, head_dim=16)))
+
+
+def scored(policy: PolicyModel, flat: Rows, found: list[Cut]) -> tuple[torch.Tensor, list[torch.Tensor], int]:
+    """Log-probabilities of all response tokens, gradients of a weighted sum of them, positions computed."""
+    policy.zero_grad()
+    results, positions = torch.zeros(int(flat.response_lengths.sum())), 0
+    for cut in found:
+        micro = build(flat, cut)
+        logprobs, _ = policy(micro, 1.0, False)
+        (logprobs * flat.response["advantages"][micro.places]).sum().backward()
+        results[micro.places] = logprobs.detach()
+        positions += micro.input_ids.numel()
+    return results, [p.grad.clone() for p in policy.parameters() if p.grad is not None], positions
+
+
+@settings(max_examples=40, deadline=None)
+@given(groups=groups, budget=st.sampled_from([8, 40, 10_000]), dear=st.sampled_from([1, 8, 10_000]))
+def test_trees_give_the_log_probabilities_and_gradients_of_separate_rows(
+    policy: PolicyModel, groups: list[tuple[int, list[int]]], budget: int, dear: int
+) -> None:
+    flat = Rows.of(rows_in_groups(groups))
+    chosen = torch.arange(len(flat))
+    together = scored(policy, flat, cuts(flat, chosen, budget, dear=dear, overhead=1))
+    apart = scored(policy, flat, [Cut.apart(chosen)])
+    torch.testing.assert_close(together[0], apart[0], atol=1e-5, rtol=1e-5)
+    for ours, theirs in zip(together[1], apart[1], strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+
+
+@given(groups=groups, dear=st.sampled_from([0, 1, 100, 10_000]), budget=st.integers(1, 200))
+def test_every_row_is_in_one_tree_with_rows_of_its_own_prompt(
+    groups: list[tuple[int, list[int]]], dear: int, budget: int
+) -> None:
+    flat = Rows.of(rows_in_groups(groups))
+    found = cuts(flat, torch.arange(len(flat)), budget, dear=dear, overhead=1)
+    assert sorted(torch.cat([cut.rows for cut in found]).tolist()) == list(range(len(flat)))
+    for cut in found:
+        assert cut.tree.tolist() == sorted(cut.tree.tolist())
+        prompts: dict[int, set[tuple[int, ...]]] = {}
+        for row, tree in zip(cut.rows.tolist(), cut.tree.tolist(), strict=True):
+            start = int(flat.starts[row])
+            prompt = flat.tokens[start : start + int(flat.lengths[row] - flat.response_lengths[row])]
+            prompts.setdefault(tree, set()).add(tuple(prompt.tolist()))
+        assert all(len(each) == 1 for each in prompts.values())
+
+
+def test_a_group_shares_its_prompt_and_other_prompts_of_that_length_stay_apart(policy: PolicyModel) -> None:
+    flat = Rows.of(rows_in_groups([(8, [3, 3, 3, 3]), (8, [3, 3, 3, 3])]))
+    (cut,) = cuts(flat, torch.arange(8), 10_000, dear=10_000, overhead=256)
+    assert cut.tree.tolist() == [0] * 4 + [1] * 4
+    micro = build(flat, cut)
+    assert micro.input_ids.shape == (2, 8 + 4 * 2)
+    assert micro.position_ids is not None
+    assert micro.position_ids[0].tolist() == [*range(8), 8, 9, 8, 9, 8, 9, 8, 9]
+
+
+def test_long_responses_are_not_worth_a_wide_tree() -> None:
+    flat = Rows.of(rows_in_groups([(8, [300] * 8)]))
+    (cut,) = cuts(flat, torch.arange(8), 10_000, dear=384, overhead=256)
+    assert cut.tree.tolist() == list(range(8))
+    some = Rows.of(rows_in_groups([(150, [120] * 8)]))
+    (cut,) = cuts(some, torch.arange(8), 10_000, dear=384, overhead=256)
+    assert cut.tree.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]  # wider ones would look at more than they save
+
+
+@pytest.mark.parametrize(
+    ("config", "is_shared"),
+    [
+        (LlamaConfig(**SIZES), True),
+        (Qwen3Config(**SIZES, num_key_value_heads=1, head_dim=16), True),
+        (MistralConfig(**SIZES, sliding_window=4), False),
+        (Qwen3Config(**SIZES, use_sliding_window=True, sliding_window=4, max_window_layers=1, head_dim=16), False),
+        (BloomConfig(hidden_size=32, n_layer=1, n_head=2, vocab_size=64), False),
+    ],
+    ids=["llama", "qwen", "windowed", "windowed in part", "positions by distance"],
+)
+def test_only_models_that_look_back_at_everything_have_trees(config: Any, is_shared: bool) -> None:
+    model = AutoModelForCausalLM.from_config(config)
+    assert trees.dear(model) == (6 * 32 if is_shared else 0)
+
+
+def test_a_model_that_does_not_heed_the_mask_has_no_trees() -> None:
+    model = AutoModelForCausalLM.from_config(LlamaConfig(**SIZES))
+    forward = model.model.forward
+    model.model.forward = lambda attention_mask=None, **inputs: forward(**inputs)
+    assert trees.dear(model) == 0

@@ -1,0 +1,136 @@
+"""Contradictions in the algorithm, and columns that a stage reads but no earlier stage makes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tqppo.config.checks.registry import Context, check
+from tqppo.config.diagnostics import Diagnostic
+from tqppo.config.stages import missing_columns
+
+
+@check("mode", "algorithm.*", "reward_model.path", "distillation.*", "teachers.*")
+def columns_are_made_before_they_are_read(context: Context) -> Iterator[Diagnostic]:
+    for gap in missing_columns(context.config):
+        yield context.report(
+            gap.code,
+            f"{gap.reader} reads the column {gap.column}, which {gap.reason}",
+            gap.keys,
+            allowed=gap.allowed,
+            fix=gap.fix,
+        )
+
+
+@check("mode", "algorithm.advantage")
+def ppo_uses_its_critic(context: Context) -> Iterator[Diagnostic]:
+    config = context.config
+    if config.mode == "ppo" and config.algorithm.advantage != "gae":
+        yield context.report(
+            "E302",
+            f"mode ppo trains a critic, and {config.algorithm.advantage} would not use it",
+            ("algorithm.advantage", "mode"),
+            allowed='algorithm.advantage = "gae" in mode ppo',
+            fix='delete algorithm.advantage, or use mode = "grpo"',
+        )
+
+
+@check("algorithm.old_logprobs", "algorithm.correction", "algorithm.reject")
+def corrections_have_two_sides(context: Context) -> Iterator[Diagnostic]:
+    algorithm = context.config.algorithm
+    for key in ("correction", "reject"):
+        if algorithm.old_logprobs == "rollout" and getattr(algorithm, key) != "none":
+            yield context.report(
+                "E304",
+                f"{key} compares trainer and engine, and old_logprobs takes the engine's log-probabilities for both",
+                (f"algorithm.{key}", "algorithm.old_logprobs"),
+                allowed='algorithm.old_logprobs = "recompute"',
+                fix=f'delete old_logprobs, or set {key} = "none"',
+            )
+
+
+@check("mode", "distillation.*")
+def k1_is_not_supervised(context: Context) -> Iterator[Diagnostic]:
+    section = context.config.distillation
+    if context.config.mode == "distill" and section.loss == "k1" and section.update == "supervised":
+        yield context.report(
+            "E305",
+            "the gradient of k1 does not depend on the teacher, so it cannot be trained on directly",
+            ("distillation.loss", "distillation.update"),
+            allowed='k3, k2, abs or a top-k loss with update = "supervised"',
+            fix='set distillation.loss = "k3" or "forward_kl_topk", or distillation.update = "policy_gradient"',
+        )
+
+
+@check("mode", "distillation.*")
+def topk_losses_are_supervised(context: Context) -> Iterator[Diagnostic]:
+    section = context.config.distillation
+    if context.config.mode == "distill" and section.loss.endswith("_topk") and section.update == "policy_gradient":
+        yield context.report(
+            "W311",
+            f"{section.loss} sums over tokens that were not sampled: a crude advantage for the one that was",
+            ("distillation.update", "distillation.loss"),
+            fix='set distillation.update = "supervised", or distillation.loss = "k1"',
+        )
+
+
+@check("mode", "algorithm.*", "distillation.task_reward")
+def kl_has_a_weight(context: Context) -> Iterator[Diagnostic]:
+    algorithm = context.config.algorithm
+    for name in ("kl_reward", "kl_loss"):
+        coefficient = f"algorithm.{name}_coef"
+        if getattr(algorithm, name) == "none" or context.value(coefficient) > 0:
+            continue
+        if name == "kl_reward" and algorithm.kl_controller == "adaptive":
+            yield context.report(
+                "E307",
+                "an adaptive β that starts at 0 stays 0: the controller multiplies",
+                (coefficient, "algorithm.kl_controller"),
+                allowed="above 0",
+                fix=f"set {coefficient} = 0.001",
+            )
+        else:
+            yield context.report(
+                "W306",
+                f"{name} has a weight of 0: a forward of the reference at each step, for a metric only",
+                (f"algorithm.{name}", coefficient),
+                fix=f'set {coefficient} = 0.001, or {name} = "none"',
+            )
+
+
+@check("algorithm.clip_dual")
+def dual_clip_is_above_one(context: Context) -> Iterator[Diagnostic]:
+    if 0 < context.config.algorithm.clip_dual <= 1:
+        yield context.report(
+            "E308",
+            "a dual clip of 1 or less would cut the loss of every token with a negative advantage",
+            ("algorithm.clip_dual",),
+            allowed="above 1, or 0 for off",
+            fix="set algorithm.clip_dual = 3.0",
+        )
+
+
+@check("algorithm.correction", "algorithm.correction_cap", "algorithm.correction_floor")
+def correction_band_is_open(context: Context) -> Iterator[Diagnostic]:
+    algorithm = context.config.algorithm
+    if algorithm.correction == "icepop" and algorithm.correction_floor >= algorithm.correction_cap:
+        yield context.report(
+            "E309",
+            "icepop keeps weights between floor and cap, and nothing is between these",
+            ("algorithm.correction_floor", "algorithm.correction_cap"),
+            allowed=f"a floor below {algorithm.correction_cap:g}",
+            fix="set algorithm.correction_floor = 0.5 and algorithm.correction_cap = 2.0",
+        )
+
+
+@check("run.max_steps", "actor.warmup_steps", "critic.warmup_steps", "critic.warmup_only_steps", "mode")
+def warm_ups_end(context: Context) -> Iterator[Diagnostic]:
+    steps = context.config.run.max_steps
+    for key in ("actor.warmup_steps", "critic.warmup_steps", "critic.warmup_only_steps"):
+        if context.value(key) >= steps and (context.config.mode == "ppo" or key.startswith("actor")):
+            yield context.report(
+                "W312",
+                f"the warm-up of {context.value(key)} steps does not end within a run of {steps}",
+                (key, "run.max_steps"),
+                allowed=f"less than {steps}",
+                fix=f"set {key} = {steps // 10}",
+            )

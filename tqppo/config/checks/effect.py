@@ -1,0 +1,270 @@
+"""Settings that would have no effect: errors, because whoever wrote one believes that it does something.
+
+Only a warning where the setting came first, and a later layer turned off what it belongs to
+(a preset, then `--set mode=grpo`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from tqppo.config.checks.registry import Context, check
+from tqppo.config.diagnostics import Diagnostic
+from tqppo.config.facts import data_sources, is_agent, uses_reference
+from tqppo.config.sections import Config
+from tqppo.config.show.schema import slots
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Keys (`section.*` for all of a section) that matter only when `when` holds; `causes` are the keys it reads."""
+
+    keys: tuple[str, ...]
+    when: Callable[[Config], bool]
+    because: str
+    causes: tuple[str, ...]
+    fix: str
+
+
+def _policy(config: Config) -> bool:
+    return config.mode != "distill" or config.distillation.task_reward
+
+
+_TINY = tuple(f"model.{name}" for name in ("family", "hidden_size", "num_layers", "num_heads", "tie_embeddings"))
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        ("critic.*",),
+        lambda c: c.mode == "ppo",
+        "only mode ppo has a critic",
+        ("mode",),
+        'set mode = "ppo"',
+    ),
+    Rule(
+        ("distillation.*", "teachers.*"),
+        lambda c: c.mode == "distill",
+        "only mode distill has teachers",
+        ("mode",),
+        'set mode = "distill"',
+    ),
+    Rule(
+        ("reference.*",),
+        uses_reference,
+        "a reference is used only for KL, and kl_reward and kl_loss are off",
+        ("algorithm.kl_loss", "algorithm.kl_reward", "mode", "distillation.task_reward"),
+        'set algorithm.kl_loss = "k3" and algorithm.kl_loss_coef',
+    ),
+    Rule(
+        ("algorithm.kl_reward_coef", "algorithm.kl_controller"),
+        lambda c: c.algorithm.kl_reward != "none",
+        "kl_reward is off",
+        ("algorithm.kl_reward",),
+        'set algorithm.kl_reward = "k1"',
+    ),
+    Rule(
+        ("algorithm.kl_target", "algorithm.kl_horizon"),
+        lambda c: c.algorithm.kl_controller == "adaptive",
+        "the KL controller is fixed",
+        ("algorithm.kl_controller",),
+        'set algorithm.kl_controller = "adaptive"',
+    ),
+    Rule(
+        ("algorithm.kl_loss_coef",),
+        lambda c: c.algorithm.kl_loss != "none",
+        "kl_loss is off",
+        ("algorithm.kl_loss",),
+        'set algorithm.kl_loss = "k3"',
+    ),
+    Rule(
+        ("algorithm.lam",),
+        lambda c: c.algorithm.advantage == "gae",
+        "λ belongs to the advantage estimator gae",
+        ("algorithm.advantage", "mode"),
+        'set mode = "ppo"',
+    ),
+    Rule(
+        ("algorithm.correction_cap",),
+        lambda c: c.algorithm.correction != "none",
+        "correction is off",
+        ("algorithm.correction",),
+        'set algorithm.correction = "token"',
+    ),
+    Rule(
+        ("algorithm.correction_floor",),
+        lambda c: c.algorithm.correction == "icepop",
+        "only icepop has a floor",
+        ("algorithm.correction",),
+        'set algorithm.correction = "icepop"',
+    ),
+    Rule(
+        ("algorithm.reject_threshold",),
+        lambda c: c.algorithm.reject != "none",
+        "reject is off",
+        ("algorithm.reject",),
+        'set algorithm.reject = "token"',
+    ),
+    Rule(
+        ("algorithm.sapo_tau_positive", "algorithm.sapo_tau_negative"),
+        lambda c: c.algorithm.loss == "sapo",
+        "only the loss sapo has temperatures",
+        ("algorithm.loss",),
+        'set algorithm.loss = "sapo"',
+    ),
+    Rule(
+        ("algorithm.horizon",),
+        lambda c: c.algorithm.aggregate == "seq-mean-token-sum-norm",
+        "only seq-mean-token-sum-norm divides by a constant",
+        ("algorithm.aggregate",),
+        'set algorithm.aggregate = "seq-mean-token-sum-norm"',
+    ),
+    Rule(
+        ("algorithm.filter_max_rounds",),
+        lambda c: c.algorithm.filter_groups,
+        "filter_groups is off",
+        ("algorithm.filter_groups",),
+        "set algorithm.filter_groups = true",
+    ),
+    Rule(
+        ("algorithm.advantage", "algorithm.kl_reward", "algorithm.kl_loss", "algorithm.entropy_coef"),
+        _policy,
+        "distillation without the task's reward has no policy term",
+        ("mode", "distillation.task_reward"),
+        "set distillation.task_reward = true",
+    ),
+    Rule(
+        ("distillation.coef",),
+        lambda c: c.mode != "distill" or c.distillation.task_reward,
+        "without the task's reward there is nothing to weigh it against",
+        ("distillation.task_reward", "mode"),
+        "set distillation.task_reward = true",
+    ),
+    Rule(
+        ("distillation.top_k",),
+        lambda c: c.mode != "distill" or c.distillation.loss.endswith("_topk"),
+        "only the top-k losses compare top-k distributions",
+        ("distillation.loss", "mode"),
+        'set distillation.loss = "forward_kl_topk"',
+    ),
+    Rule(
+        (*_TINY, "warm_start.*"),
+        lambda c: c.model.path == "tiny",
+        "it is about the tiny model, and model.path names another",
+        ("model.path",),
+        'set model.path = "tiny"',
+    ),
+    Rule(
+        ("warm_start.batch_size", "warm_start.lr"),
+        lambda c: c.warm_start.steps > 0,
+        "warm_start.steps is 0",
+        ("warm_start.steps",),
+        "set warm_start.steps = 25",
+    ),
+    Rule(
+        ("model.lora_alpha", "model.lora_targets"),
+        lambda c: c.model.lora_rank > 0,
+        "lora_rank is 0: all weights are trained",
+        ("model.lora_rank",),
+        "set model.lora_rank = 16",
+    ),
+    Rule(
+        ("reward.overlong_factor",),
+        lambda c: c.reward.overlong_buffer > 0,
+        "overlong_buffer is 0",
+        ("reward.overlong_buffer",),
+        "set reward.overlong_buffer",
+    ),
+    Rule(
+        ("reward_model.*",),
+        lambda c: bool(c.reward_model.path),
+        "there is no reward model: reward_model.path is empty",
+        ("reward_model.path",),
+        "set reward_model.path",
+    ),
+    Rule(
+        ("data.task_args", "data.size"),
+        lambda c: any(each.startswith(("task:", "gym:")) for each in data_sources(c)),
+        "only procedural tasks have arguments and a size, and data.train names files",
+        ("data.train",),
+        'set data.train = "task:sort"',
+    ),
+    Rule(
+        ("rollout.agent_args",),
+        is_agent,
+        "the agent single_turn takes no arguments",
+        ("rollout.agent",),
+        "set rollout.agent",
+    ),
+    Rule(
+        ("rollout.max_trajectories",),
+        is_agent,
+        "the agent single_turn yields one trajectory per session",
+        ("rollout.agent",),
+        'set rollout.agent = "rewrite"',
+    ),
+    Rule(
+        ("logging.project",),
+        lambda c: "wandb" in c.logging.trackers,
+        "only wandb has projects",
+        ("logging.trackers",),
+        'set logging.trackers = ["wandb"]',
+    ),
+    Rule(
+        ("actor.min_lr_ratio",),
+        lambda c: c.actor.schedule != "constant",
+        "a constant learning rate does not decay",
+        ("actor.schedule",),
+        'set actor.schedule = "cosine"',
+    ),
+    Rule(
+        ("critic.min_lr_ratio",),
+        lambda c: c.mode != "ppo" or c.critic.schedule != "constant",
+        "a constant learning rate does not decay",
+        ("critic.schedule", "mode"),
+        'set critic.schedule = "cosine"',
+    ),
+)
+
+
+@check()
+def settings_have_an_effect(context: Context) -> Iterator[Diagnostic]:
+    told: set[str] = set()
+    for rule in RULES:
+        if any(context.in_doubt(cause) for cause in rule.causes) or rule.when(context.config):
+            continue
+        for key in _set_keys(context, rule):
+            if key not in told:
+                told.add(key)
+                yield _without_effect(context, rule, key)
+
+
+def _set_keys(context: Context, rule: Rule) -> Iterator[str]:
+    """Keys that somebody set to something else than the default."""
+    for key in dict.fromkeys(_field_key(key) for key in context.origins):
+        covered = any(key == each or (each.endswith(".*") and key.startswith(each[:-1])) for each in rule.keys)
+        if covered and key not in rule.causes and not context.in_doubt(key) and not _is_default(context, key):
+            yield key
+
+
+def _field_key(key: str) -> str:
+    """An entry of a free table stands for the table: data.task_args.digits for data.task_args."""
+    parts = key.split(".")
+    return ".".join(parts[: 3 if parts[0] == "teachers" else 2])
+
+
+def _is_default(context: Context, key: str) -> bool:
+    slot = slots().get(key)
+    return slot is not None and bool(context.value(key) == slot.default)
+
+
+def _without_effect(context: Context, rule: Rule, key: str) -> Diagnostic:
+    cause = max(rule.causes, key=context.layer)
+    overtaken = context.layer(cause) > context.layer(key)
+    diagnostic = context.report(
+        "W303" if overtaken else "E303",
+        f"{key} has no effect: {rule.because}",
+        (key, *(each for each in rule.causes if context.origin(each))),
+        fix=f"delete it, or {rule.fix}" if not overtaken else f"leave it, if {cause} is as you want it; or {rule.fix}",
+        on_key=True,
+    )
+    return diagnostic

@@ -1,0 +1,211 @@
+"""What a run would do, before it does it: rows and updates per step, roles with devices and memory, files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from tqppo import columns
+from tqppo.config.facts import (
+    context_tokens,
+    has_own_reference,
+    learning_roles,
+    model_shape,
+    required_multiple,
+    rows_per_step,
+)
+from tqppo.config.plan.memory import BYTES, Part, Training, engine_memory, size, total, training_memory
+from tqppo.config.plan.shapes import Shape, shape_of
+from tqppo.config.stages import Stage, stages_of
+
+if TYPE_CHECKING:
+    from tqppo.config.compile import Compilation
+    from tqppo.config.sections import Config
+
+_SIZES = {"int64": 8, "int32": 4, "int16": 2, "bool": 1, "float32": 4}
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """A group of processes of one kind. `memory` is of one process, or one GPU of it; empty when not known."""
+
+    name: str
+    processes: int
+    devices: str
+    model: str
+    memory: list[Part]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    mode: str
+    engine: str
+    storage: str
+    model: str
+    parameters: int | None
+    steps: int
+    prompts: int
+    sessions: int
+    rows: int
+    multiple: int
+    padding: int
+    mini_batches: dict[str, int]  # per step and epoch, of each role that learns
+    updates: dict[str, int]  # optimizer steps per training step
+    tokens: int  # the longest row
+    stages: list[Stage]
+    roles: list[Role]
+    files: list[tuple[str, str]]
+
+    def as_dict(self) -> dict[str, Any]:
+        plan = asdict(self)
+        for role in plan["roles"]:
+            role["memory_bytes"] = round(sum(part["num_bytes"] for part in role["memory"]))
+        plan["files"] = dict(self.files)
+        return plan
+
+    def text(self, *, formulas: bool = False) -> str:
+        from tqppo.config.plan.text import plan_text
+
+        return plan_text(self, formulas=formulas)
+
+
+def make_plan(compilation: Compilation) -> Plan:
+    config = compilation.draft
+    rows, multiple = rows_per_step(config), required_multiple(config)
+    shape = model_shape(config)
+    minis = {role: _mini_batches(config, role, rows + -rows % multiple) for role in learning_roles(config)}
+    return Plan(
+        mode=config.mode,
+        engine=config.rollout.backend,
+        storage=config.storage.backend,
+        model=config.model.path,
+        parameters=shape.parameters if shape else None,
+        steps=config.run.max_steps,
+        prompts=config.data.batch_size,
+        sessions=config.rollout.group_size,
+        rows=rows,
+        multiple=multiple,
+        padding=-rows % multiple,
+        mini_batches=minis,
+        updates={role: n * getattr(config, role).epochs for role, n in minis.items()},
+        tokens=context_tokens(config),
+        stages=stages_of(config),
+        roles=list(_roles(config, shape)),
+        files=list(_files(config, compilation.name)),
+    )
+
+
+def _mini_batches(config: Config, role: str, padded: int) -> int:
+    mini = getattr(config, role).mini_batch_size
+    return padded // (mini * config.rollout.group_size) if mini else 1
+
+
+def _dtype(config: Config) -> str:
+    on_gpu = bool(config.cluster.gpus_per_node)
+    return config.model.dtype if config.model.dtype != "auto" else ("bfloat16" if on_gpu else "float32")
+
+
+def _roles(config: Config, shape: Shape | None) -> Iterator[Role]:
+    dtype, lora = _dtype(config), config.model.lora_rank
+    yield _engine_role(config, shape, dtype)
+    actor, critic = config.actor, config.critic
+    how = Training(actor.ranks, actor.micro_batch_tokens, dtype, True, actor.gradient_checkpointing, lora)
+    yield _training_role(config, "actor", config.model.path, shape, how)
+    if config.mode == "ppo":
+        own = shape_of(critic.path) if critic.path else shape
+        how = Training(
+            critic.ranks, critic.micro_batch_tokens, dtype, True, critic.gradient_checkpointing, has_logits=False
+        )
+        yield _training_role(config, "critic", critic.path or config.model.path, own, how)
+    if has_own_reference(config):
+        path = config.reference.path
+        how = Training(config.reference.ranks, config.reference.micro_batch_tokens, dtype, learns=False)
+        own = shape_of(path) if path else shape
+        yield _training_role(config, "reference", path or config.model.path, own, how)
+    if config.reward_model.path:
+        section = config.reward_model
+        how = Training(section.ranks, section.micro_batch_tokens, dtype, learns=False, has_logits=False)
+        yield _training_role(config, "reward_model", section.path, shape_of(section.path), how)
+    yield from _teacher_roles(config, dtype)
+    yield _storage_role(config)
+
+
+def _training_role(config: Config, name: str, path: str, shape: Shape | None, how: Training) -> Role:
+    longest = rows_per_step(config) * config.rollout.max_trajectories * context_tokens(config) // how.ranks
+    how = replace(how, micro_batch_tokens=min(how.micro_batch_tokens, longest))
+    parts = training_memory(shape, how) if shape else []
+    return Role(name, how.ranks, _devices(config, how.ranks), path, parts)
+
+
+def _devices(config: Config, processes: int) -> str:
+    if not config.cluster.gpus_per_node:
+        return "CPU"
+    return f"{processes} GPU{'s' if processes > 1 else ''}, {'shared' if config.cluster.colocate else 'its own'}"
+
+
+def _engine_role(config: Config, shape: Shape | None, dtype: str) -> Role:
+    rollout = config.rollout
+    if rollout.endpoints:
+        return Role("rollout", len(rollout.endpoints), "servers that run", config.model.path, [])
+    rows = min(rollout.max_running, -(-rows_per_step(config) // rollout.replicas))
+    tp, context = rollout.tensor_parallel, context_tokens(config)
+    parts = engine_memory(shape, dtype=dtype, tensor_parallel=tp, rows=rows, context=context) if shape else []
+    return Role("rollout", rollout.replicas, _devices(config, rollout.replicas * tp), config.model.path, parts)
+
+
+def _teacher_roles(config: Config, dtype: str) -> Iterator[Role]:
+    for name, teacher in config.teachers.items() if config.mode == "distill" else ():
+        if teacher.endpoints:
+            yield Role(f"teacher {name}", len(teacher.endpoints), "servers that run", teacher.path, [])
+            continue
+        gpus = teacher.replicas * teacher.tensor_parallel
+        devices = f"{gpus} GPU{'s' if gpus > 1 else ''} of the pool" if config.distillation.gpus_per_node else "CPU"
+        shape, context = shape_of(teacher.path), (teacher.max_context_tokens or context_tokens(config) + 1)
+        tp, rows = teacher.tensor_parallel, 1
+        parts = engine_memory(shape, dtype=dtype, tensor_parallel=tp, rows=rows, context=context) if shape else []
+        yield Role(f"teacher {name}", teacher.replicas, devices, teacher.path, parts)
+
+
+def _storage_role(config: Config) -> Role:
+    """A step's columns at their longest, against the budget."""
+    num_bytes, formula = storage_bytes(config)
+    part = Part("one step's columns", num_bytes, formula)
+    budget = f"budget {config.storage.budget_gb:g} GiB per node"
+    return Role("storage", 1, budget, config.storage.backend, [part])
+
+
+def storage_bytes(config: Config) -> tuple[float, str]:
+    """Bytes of all columns of a step whose rows all have the full length."""
+    sequence, response = context_tokens(config), config.rollout.max_new_tokens
+    per_row = 0
+    for name in dict.fromkeys(each for stage in stages_of(config) for each in stage.writes):
+        column = columns.column(name)
+        length = {"sequence": sequence, "response": response}.get(column.kind.value, 1)
+        width = config.distillation.top_k if column.trailing and config.distillation.loss.endswith("_topk") else 1
+        per_row += _SIZES.get(column.dtype, 4) * length * width
+    sessions = rows_per_step(config)
+    rows = sessions * config.rollout.max_trajectories + -sessions % required_multiple(config)
+    return rows * per_row, f"rows × Σ columns = {rows:,} × {per_row:,}"
+
+
+def _files(config: Config, name: str) -> Iterator[tuple[str, str]]:
+    """What is written where, under the run's folder."""
+    model = config.model.path.rstrip("/").rpartition("/")[2]
+    folder = f"{config.run.dir.rstrip('/')}/{config.run.name or f'{name}-{model}-…'}"
+    yield f"{folder}/", "config.resolved.toml, config.origins.json, metrics.jsonl, events.jsonl, logs/"
+    every = f"every {config.checkpoint.interval} steps" if config.checkpoint.interval else ""
+    at_end = "at the end and on a signal" if config.checkpoint.save_on_exit else ""
+    when = ", ".join(each for each in (every, at_end) if each)
+    if when:
+        yield f"{folder}/checkpoints/", f"{when}; the newest {config.checkpoint.keep_last} are kept"
+    if config.logging.trajectories:
+        yield f"{folder}/trajectories/", f"every {config.logging.trajectories} steps"
+    if config.checkpoint.export:
+        shape = model_shape(config)
+        weights = f", about {size(shape.parameters * BYTES[_dtype(config)])}" if shape else ""
+        yield f"{folder}/export/hf/", f"the final weights as a Hugging Face folder{weights}"
+
+
+def role_total(role: Role) -> str:
+    return size(total(role.memory)) if role.memory else "unknown"

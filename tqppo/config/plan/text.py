@@ -1,0 +1,61 @@
+"""The plan for people, in plain lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tqppo.config.plan.memory import size
+from tqppo.config.plan.plan import Plan, role_total
+
+
+def plan_text(plan: Plan, *, formulas: bool = False) -> str:
+    lines = [*_head(plan), "", *_step(plan), "", *_roles(plan, formulas), "", *_files(plan)]
+    if not formulas:
+        lines += ["", "Memory is an estimate per process (activations ± 30 %); --explain shows the formulas."]
+    return "\n".join(lines) + "\n"
+
+
+def _head(plan: Plan) -> Iterator[str]:
+    parameters = f"{plan.parameters:,} parameters" if plan.parameters else "no config.json here, and not a known name"
+    yield f"mode     {plan.mode}, {plan.steps} steps"
+    yield f"model    {plan.model} ({parameters})"
+    yield f"engine   {plan.engine}"
+    yield f"storage  {plan.storage}"
+
+
+def _step(plan: Plan) -> Iterator[str]:
+    padded = f", padded with {plan.padding} to a multiple of {plan.multiple}" if plan.padding else ""
+    yield f"A step: {plan.prompts} prompts × {plan.sessions} sessions = {plan.rows} rows{padded}"
+    yield f"        rows of at most {plan.tokens} tokens"
+    for role, updates in plan.updates.items():
+        minis = plan.mini_batches[role]
+        passes = f" × {updates // minis} epochs" if updates != minis else ""
+        total = f"{updates * plan.steps:,} over the run"
+        yield f"        {role}: {_count(minis, 'mini-batch')}{passes} = {_count(updates, 'update')} ({total})"
+    width = max(len(stage.name) for stage in plan.stages)
+    for stage in plan.stages:
+        written = "+ " + ", ".join(stage.writes) if stage.writes else "  reads " + ", ".join(stage.reads)
+        yield f"  {stage.name:<{width}}  {written}"
+
+
+def _roles(plan: Plan, formulas: bool) -> Iterator[str]:
+    rows = [("role", "processes", "devices", "memory each", "model")]
+    rows += [(r.name, str(r.processes), r.devices, role_total(r), r.model) for r in plan.roles]
+    widths = [max(len(row[i]) for row in rows) for i in range(4)]
+    for i, row in enumerate(rows):
+        cells = "  ".join(f"{cell:<{width}}" for cell, width in zip(row[:4], widths, strict=True))
+        yield f"{cells}  {row[4]}".rstrip()
+        role = plan.roles[i - 1] if i else None
+        for part in role.memory if role and formulas else ():
+            yield f"    {part.name:<18} {size(part.num_bytes):>9}  {part.formula}"
+
+
+def _files(plan: Plan) -> Iterator[str]:
+    yield "It writes:"
+    width = max(len(path) for path, _ in plan.files)
+    yield from (f"  {path:<{width}}  {what}" for path, what in plan.files)
+
+
+def _count(n: int, word: str) -> str:
+    plural = f"{word}es" if word.endswith("h") else f"{word}s"
+    return f"{n} {word if n == 1 else plural}"

@@ -1,0 +1,261 @@
+"""Prompts as token ids, and the seeded, resumable sampler that the trainers draw them from. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from tqppo.data import dataset
+from tqppo.data.dataset import Dataset, Row
+from tqppo.errors import CheckpointError, DataError, PreflightError
+
+Message = dict[str, Any]
+Overlong = Literal["error", "drop", "truncate"]
+AT_ONCE = 1024  # rows in memory while all are checked
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt, ready for an engine. `text` is what the tokens spell; `answer` and `extra` are JSON values."""
+
+    uid: str
+    index: int
+    tokens: list[int]
+    answer: Any
+    source: str
+    extra: dict[str, Any]
+    text: str
+    messages: list[Message] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class DataSpec:
+    """What to read and how to render it: the fields of the config's `[data]` that concern prompts."""
+
+    train: str | Sequence[str] = "task:sort"
+    task_args: Mapping[str, Any] = field(default_factory=dict)
+    size: int = 10_000
+    shuffle: bool = True
+    max_prompt_tokens: int = 512
+    overlong: Overlong = "error"
+    prompt_key: str = "prompt"
+    answer_key: str = "reward_model.ground_truth"
+    source_key: str = dataset.DEFAULT_SOURCE_KEY
+    system_prompt: str = ""
+    chat_template: bool = True
+
+    @classmethod
+    def of(cls, section: Any) -> DataSpec:
+        """From the config's section, or anything with the same attributes."""
+        return cls(**{name: getattr(section, name) for name in cls.__slots__})
+
+    def rows(self, *, seed: int, held_out: bool = False, sources: str | Sequence[str] = "") -> Dataset:
+        keys = dataset.Keys(self.prompt_key, self.answer_key, self.source_key)
+        return dataset.load(
+            sources or self.train, seed=seed, held_out=held_out, size=self.size, task_args=self.task_args, keys=keys
+        )
+
+    def messages(self, row: Row) -> list[Message]:
+        if not isinstance(row.prompt, str):
+            return row.prompt
+        system = [{"role": "system", "content": self.system_prompt}] if self.system_prompt else []
+        return [*system, {"role": "user", "content": row.prompt}]
+
+
+def demonstrations(spec: DataSpec, *, seed: int) -> Sequence[tuple[list[Message], str]]:
+    """(messages, answer) of the training rows, for a warm start; made when they are asked for."""
+    return _Demonstrations(spec, spec.rows(seed=seed))
+
+
+@dataclass(frozen=True)
+class _Demonstrations(Sequence[tuple[list[Message], str]]):
+    spec: DataSpec
+    rows: Dataset
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: Any) -> Any:
+        if not 0 <= index < len(self.rows):
+            raise IndexError(index)
+        row = self.rows.row(index)
+        return self.spec.messages(row), str(row.answer)
+
+
+class PromptSet:
+    """A dataset seen through a tokenizer. Rows are rendered when they are asked for; nothing is random here."""
+
+    def __init__(self, rows: Dataset, tokenizer: Any, spec: DataSpec, *, seed: int = 0, prefix: str = "p") -> None:
+        self._rows, self._tokenizer, self._spec = rows, tokenizer, spec
+        self._uid = f"{prefix}{seed}"
+        self.seed, self.shuffle = seed, spec.shuffle
+        if spec.chat_template and not getattr(tokenizer, "chat_template", None):
+            raise PreflightError("the tokenizer has no chat template; set data.chat_template = false to use plain text")
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def fingerprint(self) -> str:
+        """Changes when rows, order or rendering change; a checkpoint holds it."""
+        spec = self._spec
+        rendering = (self.seed, spec.shuffle, spec.max_prompt_tokens, spec.overlong, spec.system_prompt)
+        return dataset.digest([self._rows.fingerprint(), rendering, spec.chat_template])
+
+    def where(self, index: int) -> str:
+        return self._rows.where(index)
+
+    def prompt(self, index: int) -> Prompt:
+        return self.prompts([(0, index)])[0]
+
+    def prompts(self, places: Sequence[tuple[int, int]]) -> list[Prompt]:
+        """Rows by (epoch, index), whole, however long they are."""
+        rows = [self._rows.row(index) for _, index in places]
+        messages = [self._spec.messages(row) for row in rows]
+        texts = [self._render(each) for each in messages]
+        tokens = self._tokenizer(texts, add_special_tokens=not self._spec.chat_template)["input_ids"] if texts else []
+        return [
+            Prompt(f"{self._uid}-{epoch}-{index}", index, ids, row.answer, row.source, row.extra, text, said)
+            for (epoch, index), row, said, text, ids in zip(places, rows, messages, texts, tokens, strict=True)
+        ]
+
+    def fit(self, prompt: Prompt) -> Prompt | None:
+        """The prompt within the limit: itself, its last tokens, or None to leave it out, as `overlong` says."""
+        spec = self._spec
+        if len(prompt.tokens) <= spec.max_prompt_tokens:
+            return prompt
+        if spec.overlong == "error":
+            raise DataError(
+                f"{self.where(prompt.index)}: the prompt has {len(prompt.tokens)} tokens, data.max_prompt_tokens is "
+                f'{spec.max_prompt_tokens}; raise it, or set data.overlong = "drop" or "truncate"'
+            )
+        if spec.overlong == "drop":
+            return None
+        tokens = prompt.tokens[-spec.max_prompt_tokens :]
+        text = self._tokenizer.decode(tokens)
+        return Prompt(
+            prompt.uid, prompt.index, tokens, prompt.answer, prompt.source, prompt.extra, text, prompt.messages
+        )
+
+    def check(self) -> None:
+        """Read every row and, where long prompts are errors, find the first of them now and not at step 700."""
+        for begin in range(0, len(self), AT_ONCE):
+            for prompt in self.prompts([(0, index) for index in range(begin, min(begin + AT_ONCE, len(self)))]):
+                self.fit(prompt)
+
+    def first(self, num_prompts: int) -> list[Prompt]:
+        """The first prompts in the dataset's own order, for validation; fewer if there are fewer."""
+        found: list[Prompt] = []
+        begin = 0
+        while len(found) < num_prompts and begin < len(self):
+            end = min(begin + num_prompts - len(found), len(self))
+            whole = self.prompts([(0, index) for index in range(begin, end)])
+            found += [prompt for prompt in map(self.fit, whole) if prompt is not None]
+            begin = end
+        if not found:
+            raise DataError(f"{self.where(0)}: no prompt is within data.max_prompt_tokens")
+        return found
+
+    def _render(self, messages: list[Message]) -> str:
+        if self._spec.chat_template:
+            return self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        return "".join(str(message["content"]) for message in messages)
+
+
+def load(
+    spec: DataSpec,
+    tokenizer: Any,
+    *,
+    seed: int,
+    held_out: bool = False,
+    sources: str | Sequence[str] = "",
+    prefix: str = "p",
+) -> PromptSet:
+    """The prompts of `spec.train`, or of `sources` when given; `held_out` asks a procedural task for its other part."""
+    rows = spec.rows(seed=seed, held_out=held_out, sources=sources)
+    return PromptSet(rows, tokenizer, spec, seed=seed, prefix=prefix)
+
+
+def for_validation(spec: DataSpec, tokenizer: Any, *, seed: int, sources: str | Sequence[str] = "") -> PromptSet | None:
+    """Held-out prompts: those of `sources`, else the held-out part of what is procedural in `spec.train`, else none.
+
+    A file given as a source is used whole: whoever wrote it held it out.
+    """
+    if not sources:
+        train = [spec.train] if isinstance(spec.train, str) else spec.train
+        sources = [each for each in train if dataset.is_procedural(each)]
+    return load(spec, tokenizer, seed=seed, held_out=True, sources=sources, prefix="v") if sources else None
+
+
+class Sampler:
+    """Prompts in a seeded order, for ever: the end of an epoch runs into the next one, inside a batch if need be.
+
+    The whole state is the cursor (epoch, position) and two counters; `restore` puts it back exactly.
+    """
+
+    def __init__(self, prompts: PromptSet) -> None:
+        self._prompts = prompts
+        self._epoch = self._position = self._dropped = self._truncated = 0
+        self._order = self._permutation(0)
+
+    @property
+    def epoch(self) -> int:
+        return self._epoch
+
+    def next_batch(self, num_prompts: int) -> list[Prompt]:
+        batch: list[Prompt] = []
+        misses = 0
+        while len(batch) < num_prompts:
+            whole = self._prompts.prompts([self._next() for _ in range(num_prompts - len(batch))])
+            fitting = [self._prompts.fit(each) for each in whole]
+            kept = [prompt for prompt in fitting if prompt is not None]
+            self._dropped += len(whole) - len(kept)
+            self._truncated += sum(a is not b for a, b in zip(whole, fitting, strict=True) if b is not None)
+            misses = 0 if kept else misses + len(whole)
+            if misses >= len(self._prompts):
+                raise DataError(f"{self._prompts.where(0)}: every prompt is longer than data.max_prompt_tokens")
+            batch += kept
+        return batch
+
+    def metrics(self) -> dict[str, float]:
+        return {
+            "training/epoch": self._epoch,
+            "data/dropped_prompts": self._dropped,
+            "data/truncated_prompts": self._truncated,
+        }
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "epoch": self._epoch,
+            "position": self._position,
+            "dropped": self._dropped,
+            "truncated": self._truncated,
+            "fingerprint": self._prompts.fingerprint(),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        found = self._prompts.fingerprint()
+        if state["fingerprint"] != found:
+            raise CheckpointError(
+                f"the training data changed since the checkpoint (fingerprint {state['fingerprint']}, now {found}); "
+                "put the same files and data settings back, or start a new run"
+            )
+        self._epoch, self._position = state["epoch"], state["position"]
+        self._dropped, self._truncated = state["dropped"], state["truncated"]
+        self._order = self._permutation(self._epoch)
+
+    def _next(self) -> tuple[int, int]:
+        """Epoch and index of the next row."""
+        if self._position == len(self._prompts):
+            self._epoch, self._position = self._epoch + 1, 0
+            self._order = self._permutation(self._epoch)
+        self._position += 1
+        return self._epoch, int(self._order[self._position - 1])
+
+    def _permutation(self, epoch: int) -> np.ndarray:
+        size = len(self._prompts)
+        if not self._prompts.shuffle:
+            return np.arange(size)
+        return np.random.default_rng([self._prompts.seed, epoch]).permutation(size)

@@ -1,0 +1,199 @@
+"""What the user sees while a run starts, trains and ends: a live panel on a terminal, plain lines elsewhere.
+
+`step` only takes note; a terminal is redrawn by rich's own thread a few times a second, so that a step
+pays well under a millisecond. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from tqppo.display.charts import ASCII_BLOCKS, BLOCKS, duration, number, sparkline
+from tqppo.display.panel import panel
+from tqppo.display.progress import Progress
+
+ANNOUNCE_AFTER_S = 1.0  # a stage that takes longer gets a line even where nothing can be redrawn
+MENTION_AFTER_S = 0.5
+REFRESHES_PER_S = 4
+PLAIN_LINES = 30  # about this many step lines over a run of quick steps
+SLOW_STEP_S = 2.0  # steps slower than this get a plain line each
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """What the last lines tell: how it ended, where things are (label → path) and what to type next."""
+
+    headline: str
+    places: Mapping[str, str]
+    next_commands: Sequence[tuple[str, str]] = ()  # (command, what it does)
+
+
+class Display:
+    """Use as a context manager: whatever happens, the terminal is left as it was found."""
+
+    def __init__(
+        self, title: str, *, subtitle: str = "", max_steps: int = 0, quiet: bool = False, console: Console | None = None
+    ) -> None:
+        self.console = console or Console(highlight=False)
+        self.progress = Progress(title=title, subtitle=subtitle, max_steps=max_steps)
+        self._quiet = quiet
+        self._is_live = self.console.is_terminal and not self.console.is_dumb_terminal and not quiet
+        self._blocks = BLOCKS if "utf" in self.console.encoding.lower() else ASCII_BLOCKS
+        self._live: Live | None = None
+        self._stages: list[tuple[str, float]] = []
+
+    def __enter__(self) -> Display:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Something that may take a while, such as "starting Ray"; may be nested, and used during training."""
+        started = time.monotonic()
+        self._stages.append((name, started))
+        late = threading.Timer(ANNOUNCE_AFTER_S, self._plain, [f"{name} …"])
+        late.daemon = True
+        if not self._is_live:
+            late.start()
+        self._refresh()
+        done = False
+        try:
+            yield
+            done = True
+        finally:
+            late.cancel()
+            self._stages.pop()
+            self._stage_ended(name, time.monotonic() - started, done)
+
+    def recall(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """The lines of metrics.jsonl before a resume, so that curves and "before" reach back to the start."""
+        for row in rows:
+            self.progress.add(row["step"], {k: v for k, v in row.items() if k != "step" and v is not None})
+        self.progress.restart_clock()
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """A step ended (0: the validation before the first)."""
+        self.progress.add(step, metrics)
+        if self._is_live:
+            self._refresh()
+        elif not self._quiet and self._gets_a_line(step, metrics):
+            self.console.print(self._line(), soft_wrap=True)
+
+    def note(self, text: str, *, style: str = "") -> None:
+        """A line above the panel, such as "checkpoint saved"."""
+        if not self._quiet:
+            self.console.print(Text(text, style=style), soft_wrap=True)
+
+    def warn(self, text: str) -> None:
+        """A line that quiet runs show too."""
+        self.console.print(Text(f"warning: {text}", style="yellow"), soft_wrap=True)
+
+    def finish(self, ending: Ending) -> None:
+        """The last word: before → after, where things are, what to do next."""
+        last = self._frame() if self._is_live and self.progress.steps else None
+        self.close()
+        if self._quiet:
+            return
+        if last is not None:
+            self.console.print(last)
+        for part in self._ending(ending):
+            self.console.print(part, soft_wrap=isinstance(part, Text))
+
+    def close(self) -> None:
+        """Stops redrawing and shows the cursor again; may be called at any time, any number of times."""
+        live, self._live = self._live, None
+        if live is not None:
+            live.stop()
+
+    def _refresh(self) -> None:
+        if self._is_live and self._live is None:
+            self._live = Live(
+                get_renderable=self._frame,
+                console=self.console,
+                refresh_per_second=REFRESHES_PER_S,
+                transient=True,
+                vertical_overflow="crop",
+            )
+            self._live.start()
+
+    def _frame(self) -> RenderableType:
+        """What the terminal shows now; called by rich's thread."""
+        stages = list(self._stages)
+        activity = f"{stages[-1][0]} …" if stages else ""
+        if self.progress.steps:
+            return panel(self.progress, width=self.console.width, activity=activity, blocks=self._blocks)
+        if not stages:
+            return Text("")
+        name, started = stages[-1]
+        return Spinner("dots", Text(f"{name} … {duration(time.monotonic() - started)}"), style="cyan")
+
+    def _stage_ended(self, name: str, seconds: float, done: bool) -> None:
+        if self._quiet or (done and seconds < (MENTION_AFTER_S if self._is_live else ANNOUNCE_AFTER_S)):
+            return
+        if self.progress.steps and done:
+            return  # during training the panel and the step's timings say it
+        mark, style = ("✓", "green") if done else ("✗", "red")
+        if self._blocks is ASCII_BLOCKS:
+            mark = "ok" if done else "failed"
+        self.console.print(Text.assemble((mark, style), " ", name, (f"  {seconds:.1f} s", "dim")), soft_wrap=True)
+
+    def _plain(self, text: str) -> None:
+        if not self._quiet:
+            self.console.print(Text(text), soft_wrap=True)
+
+    def _gets_a_line(self, step: int, metrics: Mapping[str, float]) -> bool:
+        most = self.progress.max_steps
+        every = max(1, most // PLAIN_LINES)
+        is_slow = self.progress.seconds_per_step >= SLOW_STEP_S
+        is_validation = any(name.startswith("val-core/") for name in metrics)
+        return is_slow or is_validation or step in (1, most) or step % every == 0
+
+    def _line(self) -> Text:
+        progress = self.progress
+        parts = [f"step {progress.step}/{progress.max_steps}"]
+        if curve := sparkline(progress.reward, 12, blocks=self._blocks):
+            parts.append(f"reward {number(progress.reward[-1])} {curve}")
+        parts += [f"{label} {value}" for label, value in progress.figures()]
+        if progress.step and progress.step < progress.max_steps:
+            parts.append(f"eta {duration(progress.seconds_left)}")
+        parts += [f"{each.name} {each.last:.3f}" for each in progress.fresh_validation()]
+        return Text("  ".join(parts))
+
+    def _ending(self, ending: Ending) -> Iterator[RenderableType]:
+        arrow = "→" if self._blocks is BLOCKS else "->"
+        yield Text(f"\n{ending.headline}", style="bold")
+        validated = self.progress.validations()
+        if validated:
+            table = Table(box=None, padding=(0, 3, 0, 0), show_edge=False)
+            for heading in ("held-out", "before", "", "after", "change"):
+                table.add_column(
+                    heading, justify="left" if heading in ("held-out", "") else "right", header_style="dim"
+                )
+            for each in validated:
+                style = "green" if each.last > each.first else "red" if each.last < each.first else ""
+                change = Text(f"{each.last - each.first:+.3f}", style=style)
+                table.add_row(each.name, f"{each.first:.3f}", arrow, Text(f"{each.last:.3f}", style="bold"), change)
+            yield table
+        yield Text("")
+        for label, place in ending.places.items():
+            yield Text.assemble((f"{label:<12}", "dim"), place)
+        if ending.next_commands:
+            yield Text("\nnext", style="dim")
+        for command, purpose in ending.next_commands:
+            yield Text.assemble("  ", (command, "cyan"), (f"  # {purpose}", "dim"))

@@ -1,0 +1,144 @@
+"""What a run's display knows: the curves so far, the pace, and the first and last validation. No drawing here."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tqppo.display.charts import number
+
+REWARD = ("critic/score/mean", "critic/rewards/mean", "reward/mean")
+FIGURES = (  # label, metric; the first of each label that a step has is shown
+    ("length", "response_length/mean"),
+    ("KL", "actor/ppo_kl"),
+    ("KL ref", "actor/kl_loss"),
+    ("KL ref", "actor/reward_kl_penalty"),
+    ("entropy", "actor/entropy"),
+    ("distill", "distillation/loss"),
+    ("value loss", "critic/vf_loss"),
+    ("grad norm", "actor/grad_norm"),
+)
+PACE_STEPS = 20  # the pace is the mean of this many steps
+
+
+@dataclass(frozen=True, slots=True)
+class Validated:
+    """A validation figure: at the start, and now."""
+
+    name: str
+    first: float
+    last: float
+    step: int
+
+
+@dataclass
+class Progress:
+    title: str
+    subtitle: str = ""
+    max_steps: int = 0
+    step: int = 0
+    steps: int = 0  # training steps seen, those before a resume included
+    reward: list[float] = field(default_factory=list)
+    last: dict[str, float] = field(default_factory=dict)
+    history: dict[str, list[float]] = field(default_factory=dict)  # of each label in FIGURES
+    _first: dict[str, float] = field(default_factory=dict)
+    _validated: dict[str, float] = field(default_factory=dict)
+    _validated_at: int = -1
+    _pace: deque[float] = field(default_factory=lambda: deque(maxlen=PACE_STEPS))
+    _started: float = field(default_factory=time.monotonic)
+    _stamp: float = field(default_factory=time.monotonic)
+
+    def add(self, step: int, metrics: Mapping[str, float]) -> None:
+        now = time.monotonic()
+        core = {name: value for name, value in metrics.items() if name.startswith("val-core/")}
+        if core:
+            self._first = {**core, **self._first}
+            self._validated |= core
+            self._validated_at = step
+        self.step = step
+        if step:
+            self.steps += 1
+            self.last = dict(metrics)
+            self._pace.append(metrics.get("timing_s/step", now - self._stamp))
+            for label, value in self._shown(metrics).items():
+                self.history.setdefault(label, []).append(value)
+            reward = next((metrics[name] for name in REWARD if name in metrics), None)
+            if reward is not None:
+                self.reward.append(reward)
+        self._stamp = now
+
+    def restart_clock(self) -> None:
+        """After recalling steps of an earlier attempt, which took no time now."""
+        self._started = self._stamp = time.monotonic()
+        self._pace.clear()
+
+    @property
+    def elapsed(self) -> float:
+        return time.monotonic() - self._started
+
+    @property
+    def seconds_per_step(self) -> float:
+        return sum(self._pace) / len(self._pace) if self._pace else 0.0
+
+    @property
+    def seconds_left(self) -> float:
+        return max(self.max_steps - self.step, 0) * self.seconds_per_step
+
+    @property
+    def tokens_per_second(self) -> float:
+        if "perf/throughput" in self.last:
+            return self.last["perf/throughput"]
+        seconds = self.seconds_per_step
+        return self.last.get("perf/total_num_tokens", 0.0) / seconds if seconds else 0.0
+
+    def stage_seconds(self) -> dict[str, float]:
+        """Where the last step's time went."""
+        prefix = "timing_s/"
+        return {
+            name[len(prefix) :]: value
+            for name, value in self.last.items()
+            if name.startswith(prefix) and name != "timing_s/step"
+        }
+
+    def figures(self) -> list[tuple[str, str]]:
+        """(label, value) of the few numbers worth a look at every step."""
+        found = {label: number(value) for label, value in self._shown(self.last).items()}
+        if self.tokens_per_second:
+            found["tok/s"] = number(self.tokens_per_second)
+        if self.seconds_per_step:
+            found["s/step"] = f"{self.seconds_per_step:.2f}"
+        return list(found.items())
+
+    @staticmethod
+    def _shown(metrics: Mapping[str, float]) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for label, name in FIGURES:
+            if name in metrics:
+                found.setdefault(label, metrics[name])
+        return found
+
+    def validations(self) -> list[Validated]:
+        """Sampled and greedy figures per data source, sampled first."""
+        ranked = sorted(self._validated, key=_rank)
+        return [
+            Validated(_readable(name), self._first[name], self._validated[name], self._validated_at) for name in ranked
+        ]
+
+    def fresh_validation(self) -> list[Validated]:
+        """The validation of the step just added, if there was one."""
+        return self.validations() if self._validated_at == self.step else []
+
+
+def _rank(name: str) -> tuple[str, int, str]:
+    _, source, _, figure = name.rsplit("/", 3) if name.count("/") >= 3 else ("", name, "", "")
+    order = ("mean@", "greedy", "best@", "maj@")
+    return source, next((i for i, start in enumerate(order) if figure.startswith(start)), len(order)), figure
+
+
+def _readable(name: str) -> str:
+    """`val-core/sort/acc/mean@1` → `sort acc, sampled`."""
+    source, variable, figure = name.removeprefix("val-core/").rsplit("/", 2)
+    kind = "sampled" if figure == "mean@1" else f"sampled mean@{figure[5:]}" if figure.startswith("mean@") else figure
+    return f"{source} {variable}, {kind}"

@@ -1,0 +1,89 @@
+"""Runs `tqppo doctor logprobs` for real: the preset's engine samples, `transformers` in fp32 scores the same tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging
+
+from tqppo import plugins
+from tqppo.config.sections import Config
+from tqppo.data.prompts import DataSpec
+from tqppo.data.prompts import load as load_prompts
+from tqppo.doctor import compare as doctor
+from tqppo.protocols import Completion, EngineSpec, Request, Sampling
+from tqppo.run import configure as specs
+from tqppo.run.build import eos_tokens, make_tiny_model
+
+
+def measure(
+    config: Config, *, num_prompts: int, announce: Callable[[str], None] = lambda what: None
+) -> doctor.Mismatch:
+    """Sample one completion for each of the first prompts, without top-k and top-p, and compare."""
+    logging.disable_progress_bar()
+    announce("making the model" if config.model.path == "tiny" else "finding the model")
+    with tempfile.TemporaryDirectory(prefix="tqppo-doctor-") as folder:
+        model = _model(config, Path(folder) / "model")
+        tokenizer = AutoTokenizer.from_pretrained(
+            config.model.tokenizer or model, trust_remote_code=config.model.trust_remote_code
+        )
+        places = specs.Places(model, config.model.tokenizer or model, Path(folder) / "logs", "")
+        engine = specs.rollout_spec(config, places, eos_tokens(tokenizer)).engine
+        if config.rollout.endpoints:
+            engine = replace(engine, endpoint=config.rollout.endpoints[0])
+        prompts = load_prompts(DataSpec.of(config.data), tokenizer, seed=config.run.seed)
+        tokens = [prompts.prompt(index).tokens for index in range(min(num_prompts, len(prompts)))]
+        sampling = replace(specs.sampling(config), top_p=1.0, top_k=0)
+        announce(f"starting the {config.rollout.backend} engine and sampling")
+        completions = asyncio.run(_sample(config.rollout.backend, engine, tokens, sampling))
+        announce(f"scoring {sum(len(each.tokens) for each in completions)} tokens with the trainer's model")
+        trainer = trainer_logprobs(model, tokens, completions, temperature=sampling.temperature)
+    return doctor.compare(
+        [completion.logprobs for completion in completions],
+        trainer,
+        tokens=[completion.tokens for completion in completions],
+        decode=lambda ids: str(tokenizer.decode(ids)),
+    )
+
+
+def _model(config: Config, folder: Path) -> str:
+    """The model's folder or name; a tiny one is made and warmed up as a run would."""
+    model, warm = config.model, config.warm_start
+    if model.path != "tiny":
+        return model.path
+    names = ("family", "hidden_size", "num_layers", "num_heads", "tie_embeddings")
+    shape = {name: getattr(model, name) for name in names}
+    arguments = {"steps": warm.steps, "batch_size": warm.batch_size, "lr": warm.lr, "seed": config.run.seed}
+    return make_tiny_model(str(folder), shape, DataSpec.of(config.data), arguments)
+
+
+async def _sample(backend: str, spec: EngineSpec, prompts: Sequence[list[int]], sampling: Sampling) -> list[Completion]:
+    engine = plugins.load("rollout", backend)(spec)
+    try:
+        await engine.start()
+        engine.expect(len(prompts))
+        requests = [Request(tokens, sampling, i, f"doctor-{i}", (i,)) for i, tokens in enumerate(prompts)]
+        return list(await asyncio.gather(*(engine.generate(request) for request in requests)))
+    finally:
+        await engine.close()
+
+
+@torch.no_grad()
+def trainer_logprobs(
+    model: str, prompts: Sequence[list[int]], completions: Sequence[Completion], *, temperature: float
+) -> list[list[float]]:
+    """Log-probabilities of the sampled tokens by a plain forward in fp32, one sequence at a time."""
+    forward = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    found = []
+    for prompt, completion in zip(prompts, completions, strict=True):
+        sampled = torch.tensor(completion.tokens)  # [R]
+        logits = forward(torch.tensor([[*prompt, *completion.tokens]])).logits[0, len(prompt) - 1 : -1]  # [R, V]
+        logprobs = (logits / (temperature or 1.0)).log_softmax(-1)
+        found.append(logprobs.gather(1, sampled[:, None])[:, 0].tolist())
+    return found

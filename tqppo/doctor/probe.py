@@ -1,0 +1,216 @@
+"""`validate-config --probe`: tries the parts that only trying can tell. Imports heavy things, inside functions.
+
+Tokenizer, two dataset rows, the reward function on them, the teachers' vocabularies, engines, devices, packages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Callable, Iterator
+from functools import partial
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from tqppo.config.checks.registry import Context
+from tqppo.config.diagnostics import Diagnostic, in_order
+from tqppo.engines.capabilities import capabilities_of
+from tqppo.errors import TqppoError
+
+if TYPE_CHECKING:
+    from tqppo.config.compile import Compilation
+    from tqppo.config.sections import Config
+
+PACKAGES = {"transferqueue": "transfer_queue", "tensorboard": "tensorboard", "wandb": "wandb", "lora": "peft"}
+HEALTH_TIMEOUT_S = 5.0
+
+
+def probe(target: Compilation | Config) -> list[Diagnostic]:
+    """Everything that is missing, in one go. Errors here are the machine's, not the config's: exit code 4."""
+    config: Any = getattr(target, "draft", target)
+    context = Context(config, getattr(target, "origins", {}))
+    found = [*_packages(context), *_engines(context), *_devices(context), *_shared_memory(context)]
+    tokenizer, problems = _tokenizer(context, "model.tokenizer" if config.model.tokenizer else "model.path")
+    found += problems
+    if tokenizer is not None:
+        found += [*_data(context, tokenizer), *_vocabularies(context, tokenizer)]
+    return in_order(found)
+
+
+def _tokenizer(context: Context, key: str) -> tuple[Any, list[Diagnostic]]:
+    """The tokenizer of a model path; None and a problem when it cannot be loaded."""
+    path = context.value(key)
+    if path == "tiny":
+        from tqppo.tiny.model import byte_tokenizer
+
+        return byte_tokenizer(), []
+    from transformers import AutoConfig, AutoTokenizer
+
+    trust = context.config.model.trust_remote_code
+    try:
+        if not key.endswith("tokenizer"):
+            AutoConfig.from_pretrained(path, trust_remote_code=trust)
+        return AutoTokenizer.from_pretrained(path, trust_remote_code=trust), []
+    except (OSError, ValueError) as error:
+        why = str(error).strip().split("\n")[0]
+        fix = "check the path; for a hub name, that this machine has network or the model in its cache"
+        return None, [context.report("E601", f"{path} cannot be loaded: {why}", (key,), fix=fix)]
+
+
+def _tried(context: Context, code: str, key: str, attempt: Callable[[], Iterator[Diagnostic]]) -> list[Diagnostic]:
+    """What an attempt reports; an error that tqppo explains becomes a problem of the key."""
+    try:
+        return list(attempt())
+    except TqppoError as error:
+        return [context.report(code, str(error), (key,))]
+
+
+def _data(context: Context, tokenizer: Any) -> list[Diagnostic]:
+    from tqppo.data import prompts
+
+    config = context.config
+    spec = prompts.DataSpec.of(config.data)
+    samples: list[Any] = []
+
+    def rows() -> Iterator[Diagnostic]:
+        loaded = prompts.load(spec, tokenizer, seed=config.run.seed)
+        samples.extend(loaded.prompt(i) for i in range(min(2, len(loaded))))
+        for each in samples:
+            loaded.fit(each)
+        yield from ()
+
+    def held_out() -> Iterator[Diagnostic]:
+        prompts.load(spec, tokenizer, seed=config.run.seed, held_out=True, sources=config.validation.data).first(2)
+        yield from ()
+
+    found = _tried(context, "E602", "data.train", rows)
+    if config.validation.data:
+        found += _tried(context, "E602", "validation.data", held_out)
+    return found + _tried(context, "E603", "reward.function", lambda: _rewards(context, samples))
+
+
+def _rewards(context: Context, samples: list[Any]) -> Iterator[Diagnostic]:
+    """The reference answer itself should score; when it scores 0, the answer or the function is the wrong one."""
+    from tqppo.rewards.scorer import Scorer, ScorerSpec
+
+    config = context.config
+    scorer = Scorer(ScorerSpec.of(config.reward, max_new_tokens=config.rollout.max_new_tokens))
+    try:
+        for each in samples:
+            reward = asyncio.run(scorer.score(each.source, str(each.answer), each.answer, each.extra))
+            if reward.failure:
+                yield context.report("E603", f"the reward function failed: {reward.failure}", ("reward.function",))
+            elif reward.score <= 0:
+                yield context.report(
+                    "W604",
+                    f"the reference answer of {each.uid} itself scores {reward.score:g}: nothing could score well",
+                    ("reward.function", "data.answer_key"),
+                    found=f"answer {str(each.answer)[:60]!r} of source {each.source!r}",
+                    fix="check reward.function and data.answer_key",
+                )
+    finally:
+        scorer.close()
+
+
+def _vocabularies(context: Context, tokenizer: Any) -> Iterator[Diagnostic]:
+    config, own = context.config, tokenizer.get_vocab()
+    if config.mode != "distill":
+        return
+    for name in config.teachers:
+        other, problems = _tokenizer(context, f"teachers.{name}.path")
+        yield from problems
+        if other is None or not config.distillation.check_vocabulary:
+            continue
+        theirs = other.get_vocab()
+        different = sorted(token for token in own.keys() | theirs.keys() if own.get(token) != theirs.get(token))
+        if different:
+            shown = ", ".join(repr(token) for token in different[:3])
+            yield context.report(
+                "E605",
+                f"teacher {name} and the student disagree on {len(different)} tokens, such as {shown}",
+                (f"teachers.{name}.path", "model.path"),
+                fix="choose a teacher with the student's tokenizer, or set distillation.check_vocabulary = false",
+            )
+
+
+def _engines(context: Context) -> Iterator[Diagnostic]:
+    config = context.config
+    wanted = [("rollout", config.rollout.backend, config.rollout.python, config.rollout.endpoints)]
+    if config.mode == "distill":
+        wanted += [(f"teachers.{name}", t.backend, t.python, t.endpoints) for name, t in config.teachers.items()]
+    for section, backend, python, endpoints in wanted:
+        able = capabilities_of(backend)
+        if endpoints:
+            yield from _servers(context, section, endpoints)
+        elif able is not None and able.needs_environment:
+            yield from _tried(context, "E606", f"{section}.backend", partial(_interpreter, backend, python))
+
+
+def _interpreter(backend: str, python: str) -> Iterator[Diagnostic]:
+    from tqppo.engines.environments import python_of
+
+    python_of(backend, python)
+    yield from ()
+
+
+def _servers(context: Context, section: str, endpoints: list[str]) -> Iterator[Diagnostic]:
+    import urllib.error
+    import urllib.request
+
+    for each in endpoints:
+        problem = ""
+        try:
+            urllib.request.urlopen(f"{each.rstrip('/')}/health", timeout=HEALTH_TIMEOUT_S).close()
+        except urllib.error.HTTPError as error:
+            problem = f"answers {error.code}"
+        except (OSError, ValueError) as error:
+            problem = f"does not answer: {error}"
+        if problem:
+            fix = "start the server, or correct the address"
+            yield context.report("E606", f"the server {each} {problem}", (f"{section}.endpoints",), fix=fix)
+
+
+def _devices(context: Context) -> Iterator[Diagnostic]:
+    config = context.config
+    if config.cluster.address or not config.cluster.gpus_per_node:
+        return  # a cluster's devices are counted when the run joins it
+    import torch
+
+    here = torch.cuda.device_count()
+    if here < config.cluster.gpus_per_node:
+        yield context.report(
+            "E607",
+            f"this machine has {here} GPUs",
+            ("cluster.gpus_per_node",),
+            allowed=f"at most {here} on this machine",
+            fix='set cluster.gpus_per_node = 0 for CPUs, or cluster.address = "auto" for a Ray cluster',
+        )
+
+
+def _packages(context: Context) -> Iterator[Diagnostic]:
+    config = context.config
+    wanted: list[tuple[str, str]] = [(each, "logging.trackers") for each in config.logging.trackers]
+    wanted += [("transferqueue", "storage.backend")] if config.storage.backend == "transferqueue" else []
+    wanted += [("lora", "model.lora_rank")] if config.model.lora_rank else []
+    for extra, key in wanted:
+        if find_spec(PACKAGES[extra]) is None:
+            message = f"the package {PACKAGES[extra]} is not installed"
+            yield context.report("E608", message, (key,), fix=f"pip install 'tqppo[{extra}]'")
+
+
+def _shared_memory(context: Context) -> Iterator[Diagnostic]:
+    config = context.config
+    folder = config.storage.dir or "/dev/shm"
+    try:
+        free = shutil.disk_usage(folder).free / 2**30
+    except OSError:
+        if config.storage.dir:
+            yield context.report("E609", f"there is no folder {folder}", ("storage.dir",), fix="make it, or delete it")
+        return
+    if config.storage.backend == "simple" and free < config.storage.budget_gb:
+        yield context.report(
+            "W610",
+            f"{folder} has {free:.1f} GiB free, and the storage's budget is {config.storage.budget_gb:g} GiB",
+            ("storage.budget_gb",),
+            fix=f"set storage.budget_gb = {max(0.1, free * 0.8):.1f}, or storage.dir to a folder with more room",
+        )

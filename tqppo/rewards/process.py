@@ -1,0 +1,175 @@
+"""The process that runs a reward function: `python -m tqppo.rewards.process`, started by `reward_pool`.
+
+One JSON object per line. In: the function's name and arguments first, then samples with an id. Out: one
+answer per id, in any order. A sync function runs in the main thread, one sample after the other; an async
+one runs many samples at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import importlib
+import importlib.util
+import inspect
+import json
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from tqppo.errors import DataError, TqppoError
+from tqppo.rewards.functions import BUILT_IN
+
+PR_SET_PDEATHSIG = 1
+
+
+def load_function(name: str) -> Callable[..., Any]:
+    """A built-in, `module:function` or `file.py:function`."""
+    if name in BUILT_IN:
+        return BUILT_IN[name]
+    place, _, attribute = name.rpartition(":")
+    if not place:
+        known = ", ".join(BUILT_IN)
+        raise DataError(f"reward function {name!r}: no built-in has this name ({known}); write module:function")
+    try:
+        module = _load_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+    except (ImportError, OSError, SyntaxError) as error:
+        raise DataError(f"reward function {name!r}: cannot import {place}: {error}") from error
+    function = getattr(module, attribute, None)
+    if not callable(function):
+        raise DataError(f"reward function {name!r}: {place} has no function {attribute!r}")
+    return function
+
+
+def check_signature(name: str, function: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
+    """Finds at the start what would fail at the first sample."""
+    try:
+        inspect.signature(function).bind(
+            data_source="", solution_str="", ground_truth="", extra_info=None, **dict(arguments)
+        )
+    except TypeError as error:
+        raise DataError(
+            f"reward function {name!r} cannot be called as "
+            f"f(data_source, solution_str, ground_truth, extra_info, **reward.function_args): {error}"
+        ) from None
+
+
+def _load_file(path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    sys.path.insert(0, str(path.parent))  # so that the file can import its neighbours
+    spec.loader.exec_module(module)
+    return module
+
+
+class Worker:
+    """Reads samples, calls the function, writes answers."""
+
+    def __init__(self, function: Callable[..., Any], arguments: Mapping[str, Any], pipe: BinaryIO) -> None:
+        self._function, self._arguments, self._pipe = function, arguments, pipe
+
+    def run(self, samples: BinaryIO) -> None:
+        for line in samples:
+            sample = json.loads(line)
+            with self._answering(sample["id"]) as answer:
+                answer["value"] = self._call(sample)
+
+    async def run_async(self, samples: BinaryIO, timeout_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        running: set[asyncio.Task[None]] = set()
+        while line := await loop.run_in_executor(None, samples.readline):
+            task = loop.create_task(self._one(json.loads(line), timeout_s))
+            running.add(task)
+            task.add_done_callback(running.discard)
+
+    async def _one(self, sample: Mapping[str, Any], timeout_s: float) -> None:
+        with self._answering(sample["id"]) as answer:
+            try:
+                answer["value"] = await asyncio.wait_for(self._call(sample), timeout_s)
+            except asyncio.TimeoutError:
+                answer["timeout"] = True
+
+    def _call(self, sample: Mapping[str, Any]) -> Any:
+        return self._function(
+            data_source=sample["source"],
+            solution_str=sample["solution"],
+            ground_truth=sample["answer"],
+            extra_info=sample["extra"],
+            **self._arguments,
+        )
+
+    @contextlib.contextmanager
+    def _answering(self, sample_id: int) -> Any:
+        answer: dict[str, Any] = {"id": sample_id}
+        try:
+            yield answer
+        except Exception as error:  # noqa: BLE001 - whatever the user's function raises goes to the parent as text
+            answer["error"] = describe(error)
+        send(self._pipe, answer)
+
+
+def describe(error: BaseException) -> str:
+    """The error and the line of the user's code that raised it."""
+    if isinstance(error, TqppoError):
+        return str(error)
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}{place}"
+
+
+def send(pipe: BinaryIO, message: Mapping[str, Any]) -> None:
+    try:
+        line = json.dumps(message, default=_plain)
+    except TypeError as error:
+        line = json.dumps({"id": message.get("id"), "error": f"the result is not a number or a dict of them: {error}"})
+    pipe.write(line.encode() + b"\n")
+    pipe.flush()
+
+
+def _plain(value: Any) -> Any:
+    """NumPy's and torch's scalars as Python's."""
+    if hasattr(value, "item"):
+        return value.item()
+    raise TypeError(f"{type(value).__name__} cannot be sent")
+
+
+def die_with(parent: int) -> None:
+    """Ends with the process that started us, even while the function is stuck in C code (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        sys.exit(0)
+
+
+def main() -> None:
+    samples, pipe = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    os.dup2(2, 1)  # what the function prints goes to the log, not into the protocol
+    start = json.loads(samples.readline())
+    die_with(start["parent"])
+    try:
+        function = load_function(start["function"])
+        check_signature(start["function"], function, start["arguments"])
+    except Exception as error:  # noqa: BLE001 - importing a user's file can raise anything
+        send(pipe, {"refused": describe(error)})
+        return
+    is_async = inspect.iscoroutinefunction(function)
+    send(pipe, {"ready": True, "is_async": is_async})
+    worker = Worker(function, start["arguments"], pipe)
+    if is_async:
+        asyncio.run(worker.run_async(samples, start["timeout_s"]))
+    else:
+        worker.run(samples)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""Ray for one run: a private one on this machine, or a cluster that is there already; gone afterwards.
+
+Imported only by `train` and `resume`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+from tqppo.errors import PreflightError
+from tqppo.run.lifeline import Undertaker
+
+PRIVATE_PREFIX = "tqppo-ray-"
+PUBLISH_PREFIX = "tqppo-weights-"  # of folders in shared memory
+OBJECT_STORE_BYTES = 256 * 1024 * 1024  # enough for metadata; tensors live in tqppo's own storage
+
+
+@contextmanager
+def ray_cluster(address: str, *, num_cpus: float, object_store_bytes: int, logs: Path) -> Iterator[None]:
+    """Connect to `address`, or start a private Ray whose logs end up in `logs`."""
+    _quiet()
+    import ray
+
+    if address:
+        try:
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        except ConnectionError as error:
+            raise PreflightError(f"no Ray cluster answers at cluster.address = {address!r}: {error}") from None
+        try:
+            yield
+        finally:
+            ray.shutdown()
+        return
+    _reap_dead_sessions()
+    folder = Path(tempfile.mkdtemp(prefix=f"{PRIVATE_PREFIX}{os.getpid()}-"))
+    undertaker = Undertaker([str(folder), f"/dev/shm/{PUBLISH_PREFIX}{os.getpid()}-*"])
+    try:
+        ray.init(
+            address="local",
+            num_cpus=max(1, round(num_cpus)),
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            object_store_memory=max(object_store_bytes, OBJECT_STORE_BYTES),
+            _temp_dir=str(folder),
+        )
+        undertaker.watch(psutil.Process().children(recursive=True))
+        yield
+    finally:
+        ray.shutdown()
+        _keep_logs(folder, logs)
+        shutil.rmtree(folder, ignore_errors=True)
+        undertaker.dismiss()
+
+
+def _quiet() -> None:
+    """Workers keep this process's priority, and do not report usage."""
+    os.environ.setdefault("RAY_worker_niceness", "0")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault("RAY_DEDUP_LOGS", "0")
+
+
+def _keep_logs(session: Path, logs: Path) -> None:
+    """What Ray's workers printed, for the run's folder."""
+    for path in sorted(session.glob("session_2*/logs/worker-*")):
+        if path.is_file() and path.stat().st_size:
+            shutil.copy(path, logs / path.name)
+
+
+def _reap_dead_sessions() -> None:
+    """Remove session folders of runs that were killed."""
+    for path in Path(tempfile.gettempdir()).glob(f"{PRIVATE_PREFIX}*"):
+        owner = path.name[len(PRIVATE_PREFIX) :].split("-")[0]
+        if owner.isdigit() and not Path(f"/proc/{owner}").exists():
+            shutil.rmtree(path, ignore_errors=True)

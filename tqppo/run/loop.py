@@ -1,0 +1,79 @@
+"""The training loop: steps, validation, checkpoints, metrics, signals. `run` builds the parts and calls it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from tqppo.errors import QueueError
+from tqppo.run.checkpoint import CheckpointStore
+from tqppo.run.signals import StopRequest
+
+Metrics = dict[str, float]
+
+
+class Trainer(Protocol):
+    def step(self, step: int) -> Metrics: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """When things happen, in steps; 0 is never, except that the end always counts."""
+
+    max_steps: int
+    validate_every: int
+    validate_before: bool
+    save_every: int
+    save_on_exit: bool
+
+    def validates(self, step: int) -> bool:
+        return step == self.max_steps or bool(self.validate_every and step % self.validate_every == 0)
+
+    def saves(self, step: int) -> bool:
+        return bool(self.save_every and step % self.save_every == 0)
+
+
+@dataclass
+class Loop:
+    """One attempt at a run, from `start` (the step of the checkpoint, or 0) to the last step or a signal."""
+
+    trainer: Trainer
+    schedule: Schedule
+    stop: StopRequest
+    store: CheckpointStore
+    log: Callable[[int, Metrics], None]  # durable when it returns
+    validate: Callable[[], Metrics]
+    measure: Callable[[Metrics], Metrics]  # timings, throughput, counts of the step that just ended
+    leftovers: Callable[[], list[str]]  # keys still in the queue
+    save_parts: Callable[[Path], None]
+    driver_state: Callable[[], dict[str, Any]]
+    export: Callable[[], None]
+
+    def run(self, start: int) -> int:
+        """The exit code: 0 when the last step is done, 130 or 143 after a signal."""
+        if start == 0 and self.schedule.validate_before and not self.stop.number:
+            self.log(0, self.validate())
+        for step in range(start + 1, self.schedule.max_steps + 1):
+            if self.stop.number:  # it may have come before the first step
+                return self.stop.exit_code
+            self._one(step)
+        return 0
+
+    def _one(self, step: int) -> None:
+        metrics = self.trainer.step(step)
+        if left := self.leftovers():
+            raise QueueError(f"step {step} left {len(left)} keys in the queue: {', '.join(left[:8])}")
+        metrics = self.measure(metrics)
+        if self.schedule.validates(step):
+            metrics |= self.validate()
+        # The metrics of a step are on disk before its checkpoint is: a resumed run cuts them back to its
+        # checkpoint, so that a kill between the two neither loses nor repeats a line.
+        self.log(step, metrics)
+        finished = step == self.schedule.max_steps
+        if finished:
+            self.export()
+        leaving = finished or self.stop.number
+        if self.schedule.saves(step) or (leaving and self.schedule.save_on_exit):
+            self.store.write(step, self.save_parts, self.driver_state())

@@ -1,0 +1,124 @@
+"""A tiny model that has seen its task: made from the config, then a few supervised steps. `run` calls `prepare`.
+
+Reinforcement learning from random weights shows nothing, because no sample is ever right. A pretrained
+model never comes here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
+from transformers.utils import logging
+
+from tqppo.tiny.model import byte_tokenizer, write_tiny_model
+
+DONE = "tqppo_warm_start.json"  # written last: a folder without it is not a finished model
+Demonstrations = Sequence[tuple[list[dict[str, Any]], str]]
+IGNORED = -100
+
+
+def prepare(
+    folder: str | Path,
+    *,
+    model: Mapping[str, Any],
+    demonstrations: Demonstrations,
+    steps: int = 25,
+    batch_size: int = 128,
+    lr: float = 3e-3,
+    seed: int = 0,
+) -> Path:
+    """The model's folder, made if it is not there yet; the same arguments give the same bytes.
+
+    `model` are the arguments of `write_tiny_model`. The work happens in a folder beside it that is renamed at
+    the end, so that a killed run never leaves half a model.
+    """
+    folder = Path(folder)
+    seen = hashlib.sha256(json.dumps(demonstrations[0]).encode()).hexdigest()
+    made_from = {"model": {**model, "seed": seed}, "steps": steps, "batch_size": batch_size, "lr": lr, "first": seen}
+    if _is_done(folder, made_from):
+        return folder
+    for leftover in folder.parent.glob(f".{folder.name}.*"):  # of an attempt that was killed; a run has one driver
+        shutil.rmtree(leftover)
+    work = folder.with_name(f".{folder.name}.{os.getpid()}")
+    try:
+        with _quiet_on_one_thread():
+            write_tiny_model(work, seed=seed, **model)
+            losses = _train(work, demonstrations, steps=steps, batch_size=batch_size, lr=lr, seed=seed) if steps else []
+        (work / DONE).write_text(json.dumps({"made_from": made_from, "losses": losses}))
+        shutil.rmtree(folder, ignore_errors=True)
+        work.rename(folder)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return folder
+
+
+@contextmanager
+def _quiet_on_one_thread() -> Iterator[None]:
+    """No progress bars for files of half a megabyte; one thread, because sums differ in their last bits with more."""
+    threads, bars = torch.get_num_threads(), logging.is_progress_bar_enabled()
+    torch.set_num_threads(1)
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _is_done(folder: Path, made_from: Mapping[str, Any]) -> bool:
+    marker = folder / DONE
+    return marker.is_file() and json.loads(marker.read_text())["made_from"] == json.loads(json.dumps(made_from))
+
+
+def _train(
+    folder: Path, demonstrations: Demonstrations, *, steps: int, batch_size: int, lr: float, seed: int
+) -> list[float]:
+    tokenizer = byte_tokenizer()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model.train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0)
+    order = np.random.default_rng([seed, len(demonstrations)]).permutation(len(demonstrations))
+    losses = []
+    for step in range(steps):
+        places = np.arange(step * batch_size, (step + 1) * batch_size) % len(order)
+        tokens, labels = batch(tokenizer, [demonstrations[int(i)] for i in order[places]])
+        loss = model(input_ids=tokens, labels=labels).loss
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        losses.append(loss.item())
+    model.save_pretrained(folder)
+    return losses
+
+
+def batch(
+    tokenizer: PreTrainedTokenizerBase, examples: Sequence[tuple[list[dict[str, Any]], str]]
+) -> tuple[Tensor, Tensor]:
+    """Tokens and labels, both [B, T], padded on the right; only the answer and its end token have labels."""
+    prompts, whole = [], []
+    for messages, answer in examples:
+        prompt = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        prompts.append(prompt)
+        whole.append(f"{prompt}{answer}{tokenizer.eos_token}")
+    starts = [len(ids) for ids in tokenizer(prompts, add_special_tokens=False)["input_ids"]]
+    rows = tokenizer(whole, add_special_tokens=False)["input_ids"]
+    width = max(len(row) for row in rows)
+    tokens = torch.full((len(rows), width), tokenizer.pad_token_id)
+    labels = torch.full((len(rows), width), IGNORED)
+    for i, (row, start) in enumerate(zip(rows, starts, strict=True)):
+        tokens[i, : len(row)] = torch.tensor(row)
+        labels[i, start : len(row)] = tokens[i, start : len(row)]
+    return tokens, labels

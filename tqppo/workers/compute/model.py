@@ -1,0 +1,238 @@
+"""Models as the workers run them: loaded from `transformers`, sharded with FSDP2, with a head per role.
+
+Each head sees only the hidden states of the positions that matter: response tokens for policies and
+critics, the last token for reward models.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import logging as transformers_logging
+
+from tqppo.errors import PreflightError
+from tqppo.workers.compute import shared_prompts as trees
+from tqppo.workers.compute.logprobs import token_logprobs
+from tqppo.workers.compute.microbatch import MicroBatch
+from tqppo.workers.specs import ModelSpec
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def compute_dtype(name: str, device: torch.device) -> torch.dtype:
+    """`auto` is bfloat16 on GPUs and float32 on CPUs, most of which compute bfloat16 several times slower."""
+    if name == "auto":
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    return DTYPES[name]
+
+
+def attention_kernel(name: str, device: torch.device) -> str:
+    if name != "auto":
+        return name
+    has_flash = device.type == "cuda" and importlib.util.find_spec("flash_attn") is not None
+    return "flash_attention_2" if has_flash else "sdpa"
+
+
+def layout_for(attention: str) -> str:
+    """Packing pays only where the kernel skips the blocks between rows; elsewhere trimmed batches are faster."""
+    return "packed" if attention.startswith("flash") else "trimmed"
+
+
+class PolicyModel(nn.Module):
+    """A causal language model that returns log-probabilities of chosen tokens instead of logits of all."""
+
+    def __init__(self, causal_lm: Any) -> None:
+        super().__init__()
+        self.causal_lm = causal_lm
+        config = causal_lm.config.get_text_config()
+        self.vocabulary = int(config.vocab_size)
+        self._softcap = getattr(config, "final_logit_softcapping", None)
+        self._scale = getattr(config, "logit_scale", None) or 1.0
+        self._scale /= getattr(config, "logits_scaling", None) or 1.0
+
+    def forward(self, micro: MicroBatch, temperature: float, with_entropy: bool) -> tuple[Tensor, Tensor | None]:
+        """Log-probabilities [N] and, if asked, entropies [N] of the micro-batch's tokens."""
+        hidden = _hidden(self.causal_lm.base_model, micro)
+        return token_logprobs(
+            self.logits,
+            hidden,
+            micro.targets,
+            vocabulary=self.vocabulary,
+            temperature=temperature,
+            with_entropy=with_entropy,
+        )
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden [N, H] → [N, V], with whatever the architecture does after its output layer."""
+        logits = self.causal_lm.get_output_embeddings()(hidden)
+        if self._scale != 1.0:
+            logits = logits * self._scale
+        if self._softcap:
+            logits = torch.tanh(logits / self._softcap) * self._softcap
+        return logits
+
+
+class ValueModel(nn.Module):
+    """A backbone with one number per position, 0 everywhere at the start."""
+
+    def __init__(self, backbone: Any) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.value_head = nn.Linear(backbone.config.get_text_config().hidden_size, 1)
+        nn.init.zeros_(self.value_head.weight)
+        nn.init.zeros_(self.value_head.bias)
+
+    def forward(self, micro: MicroBatch) -> Tensor:
+        """The value before each of the micro-batch's tokens: [N]."""
+        return self.value_head(_hidden(self.backbone, micro)).squeeze(-1).float()
+
+
+class ScoreModel(nn.Module):
+    """A sequence-classification model with one label: its score at the last token of each row."""
+
+    def __init__(self, classifier: Any) -> None:
+        super().__init__()
+        self.classifier = classifier
+
+    def forward(self, micro: MicroBatch) -> Tensor:
+        """[b]; the micro-batch's outputs are the rows' last positions."""
+        return self.classifier.score(_hidden(self.classifier.base_model, micro)).squeeze(-1).float()
+
+
+def _hidden(backbone: Any, micro: MicroBatch) -> Tensor:
+    """Hidden states of the micro-batch's outputs: [N, H]."""
+    inputs = {} if micro.position_ids is None else {"position_ids": micro.position_ids}
+    if micro.branch is not None:
+        inputs["attention_mask"] = trees.attention_mask(micro.branch)
+    hidden = backbone(input_ids=micro.input_ids, use_cache=False, **inputs).last_hidden_state
+    return hidden.flatten(0, 1).index_select(0, micro.outputs)
+
+
+def load_policy(spec: ModelSpec, device: torch.device) -> PolicyModel:
+    model = PolicyModel(_pretrained(AutoModelForCausalLM, spec, device))
+    _check_head(model, spec.path)
+    return model
+
+
+def load_value_model(spec: ModelSpec, device: torch.device) -> ValueModel:
+    return ValueModel(_pretrained(AutoModel, spec, device))
+
+
+def load_score_model(spec: ModelSpec, device: torch.device) -> ScoreModel:
+    config = AutoConfig.from_pretrained(spec.path, trust_remote_code=spec.trust_remote_code)
+    if config.num_labels != 1:
+        raise PreflightError(f"reward_model.path {spec.path!r} has {config.num_labels} labels; a reward model has 1")
+    classifier = _pretrained(AutoModelForSequenceClassification, spec, device)
+    if not isinstance(getattr(classifier, "score", None), nn.Linear):
+        name = type(classifier).__name__
+        raise PreflightError(
+            f"reward_model.path {spec.path!r} is a {name}; reward models here are causal, with a `score`"
+        )
+    return ScoreModel(classifier)
+
+
+def _pretrained(auto_class: Any, spec: ModelSpec, device: torch.device) -> Any:
+    transformers_logging.disable_progress_bar()
+    try:
+        model = auto_class.from_pretrained(
+            spec.path,
+            dtype=torch.float32,  # parameters that learn; the computation's type is FSDP's affair
+            attn_implementation=attention_kernel(spec.attention, device),
+            trust_remote_code=spec.trust_remote_code,
+        )
+    except OSError as error:
+        raise PreflightError(f"model {spec.path!r} cannot be loaded: {error}") from error
+    _drop_dropout(model)
+    if spec.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        model.train()  # transformers checkpoints only in training mode, which no longer means dropout
+    else:
+        model.eval()
+    return model
+
+
+def _drop_dropout(model: nn.Module) -> None:
+    """A dropped unit would make the loss depend on the cut into micro-batches, and old log-probabilities wrong."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        for name in ("dropout", "attention_dropout", "attn_dropout", "hidden_dropout"):
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, 0.0)
+
+
+@torch.no_grad()
+def _check_head(model: PolicyModel, path: str) -> None:
+    """Backbone, then head, must be what the model itself computes; some architectures do more in between."""
+    tokens = torch.arange(3)[None] % model.vocabulary
+    device = next(model.parameters()).device
+    tokens = tokens.to(device)
+    expected = model.causal_lm(input_ids=tokens, use_cache=False).logits[0]
+    ours = model.logits(model.causal_lm.base_model(input_ids=tokens, use_cache=False).last_hidden_state[0])
+    if not torch.allclose(expected.float(), ours.float(), rtol=1e-3, atol=1e-3):
+        name = type(model.causal_lm).__name__
+        raise PreflightError(f"model {path!r}: {name} does something after its output layer that tqppo does not know")
+
+
+def add_lora(model: PolicyModel, spec: ModelSpec, *, seed: int) -> None:
+    """Freeze the model and inject adapters, in place; the same ones for the same seed."""
+    if importlib.util.find_spec("peft") is None:
+        raise PreflightError("model.lora_rank needs peft, which is not installed: pip install 'tqppo[lora]'")
+    from peft import LoraConfig, inject_adapter_in_model
+
+    targets = spec.lora_targets[0] if spec.lora_targets == ("all-linear",) else list(spec.lora_targets)
+    settings: dict[str, Any] = {"r": spec.lora_rank, "lora_alpha": spec.lora_alpha, "target_modules": targets}
+    model.requires_grad_(False)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        inject_adapter_in_model(LoraConfig(**settings, lora_dropout=0.0), model.causal_lm)
+    if spec.gradient_checkpointing:
+        model.causal_lm.enable_input_require_grads()
+
+
+@contextmanager
+def adapters_off(model: nn.Module) -> Iterator[None]:
+    """The model as it was before LoRA."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
+    for layer in layers:
+        layer.enable_adapters(False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.enable_adapters(True)
+
+
+def shard(model: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
+    """FSDP2 over all ranks: parameters stay float32, the computation runs in `dtype`.
+
+    A single rank in float32 needs none of it.
+    """
+    size = dist.get_world_size() if dist.is_initialized() else 1
+    if size == 1 and dtype == torch.float32:
+        return model.to(device)
+    if not dist.is_initialized():
+        raise PreflightError(f"model.dtype {dtype} is FSDP's work, which needs a process group")
+    mesh = dist.init_device_mesh(device.type, (size,))
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    for block in _blocks(model):
+        fully_shard(block, mesh=mesh, mp_policy=policy)
+    # The root frees its parameters after each forward too: whole ones would be stale after `load`.
+    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
+    return model
+
+
+def _blocks(model: nn.Module) -> list[nn.Module]:
+    """The decoder layers, as the architecture names them."""
+    names = {name for module in model.modules() for name in getattr(module, "_no_split_modules", None) or ()}
+    return [module for module in model.modules() if type(module).__name__ in names]
