@@ -1,4 +1,6 @@
-"""The columns of a row, declared once: name, kind, dtype, shape, neutral value, writer and readers. Imports no torch.
+"""The columns and tags of a row, declared once: name, kind, dtype, shape, neutral value. Imports no torch.
+
+`dataflow` says which stage reads and writes which column.
 
 A row is one trajectory: a sequence of S = P + R tokens, prompt then response. A model's output at
 position t scores token t + 1; response columns have R entries, entry i belonging to response token i.
@@ -8,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import TypedDict
 
 from tqppo.errors import QueueError
 
@@ -30,12 +33,7 @@ class Column:
     trailing: tuple[int | None, ...] = ()
     ragged_dim: int = 0  # which dimension of a row's tensor varies: 1 for position ids (k, S)
     neutral: float | int | bool | None = 0  # what padding rows hold; None: padding rows lack the column
-    writer: str = ""
-    readers: tuple[str, ...] = ()
 
-
-_ALL = ("actor", "critic", "reference", "reward_model")
-_UPDATES = ("actor", "critic")
 
 _DECLARED: dict[str, Column] = {}
 
@@ -69,26 +67,22 @@ def custom() -> tuple[Column, ...]:
 def _declare_own() -> None:
     sequence, response, row = Kind.SEQUENCE, Kind.RESPONSE, Kind.ROW
     own = [
-        Column("tokens", sequence, "int64", writer="rollout", readers=(*_ALL, "teachers")),
-        Column("response_mask", response, "bool", neutral=False, writer="rollout", readers=("everyone",)),
-        Column("rollout_logprobs", response, writer="rollout", readers=("estimator", "actor")),
-        Column("reward", row, writer="rollout", readers=("estimator",)),
-        Column("model_score", row, writer="reward_model", readers=("estimator",)),
-        Column("baseline_reward", row, writer="rollout", readers=("estimator",)),
-        # (k, S), for models that want more than a token's place, which needs no column
-        Column("position_ids", sequence, "int64", trailing=(None,), ragged_dim=1, writer="rollout", readers=_ALL),
-        Column("routed_experts", sequence, "int16", trailing=(None, None), writer="rollout", readers=("actor",)),
-        Column("teacher_ids", sequence, "int32", trailing=(None,), writer="teachers", readers=("actor",)),
-        Column("teacher_logprobs", sequence, trailing=(None,), writer="teachers", readers=("actor",)),
-        Column("old_logprobs", response, writer="actor", readers=("estimator", "actor")),
-        Column("ref_logprobs", response, writer="reference", readers=("estimator", "actor")),
-        Column("values", response, writer="critic", readers=("estimator", "critic")),
-        Column("advantages", response, writer="estimator", readers=("actor",)),
-        Column("returns", response, writer="estimator", readers=("critic",)),
-        Column("correction_weights", response, neutral=0, writer="estimator", readers=("actor",)),
-        Column("loss_mask", response, "bool", neutral=False, writer="estimator", readers=_UPDATES),
-        Column("session_weight", row, writer="estimator", readers=_UPDATES),
-        Column("extra", Kind.JSON, neutral=None, writer="rollout", readers=("estimator",)),
+        Column("tokens", sequence, "int64"),
+        Column("response_mask", response, "bool", neutral=False),
+        Column("rollout_logprobs", response),
+        Column("reward", row),
+        Column("model_score", row),
+        Column("baseline_reward", row),
+        Column("teacher_ids", sequence, "int32", trailing=(None,)),
+        Column("teacher_logprobs", sequence, trailing=(None,)),
+        Column("old_logprobs", response),
+        Column("ref_logprobs", response),
+        Column("values", response),
+        Column("advantages", response),
+        Column("returns", response),
+        Column("correction_weights", response, neutral=0),
+        Column("loss_mask", response, "bool", neutral=False),
+        Column("session_weight", row),
     ]
     for each in own:
         declare(each)
@@ -96,3 +90,40 @@ def _declare_own() -> None:
 
 _declare_own()
 _OWN = frozenset(_DECLARED)
+
+
+class RowIdentity(TypedDict):
+    """Where a row belongs, and how long it is."""
+
+    uid: str  # of the prompt
+    session: int
+    trajectory: int
+    prompt_len: int
+    response_len: int
+    seq_len: int
+
+
+class RowTags(RowIdentity, total=False):
+    """What the driver knows about a row. Rows carry these tags besides their columns."""
+
+    order: int  # of the prompt within its step
+    reward: float
+    finish: str
+    turns: int
+    weight_version: int
+    source: str  # of the prompt's dataset
+    extra: dict[str, float]  # further numbers of the reward function
+    baseline: float  # reward of the prompt's greedy session
+    is_padding: bool
+    answer: str  # validation only: what the row answered, cut to a few characters
+    last: bool  # validation only: whether this is the session's last trajectory
+
+
+class PromptTags(TypedDict):
+    """The marker of a prompt whose group is settled; its key is the prompt's uid."""
+
+    is_prompt: bool
+    status: str  # finished, failed or dropped
+    order: int
+    rows: int
+    error: str  # of the first session that failed

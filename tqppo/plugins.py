@@ -1,4 +1,7 @@
-"""Back ends by name, through entry points: `tqppo.rollout`, `tqppo.storage`. Imports nothing heavy itself."""
+"""Back ends and modes by name, through entry points: `tqppo.rollout`, `tqppo.storage`, `tqppo.mode`.
+
+Importing this module imports nothing heavy.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,14 @@ from typing import Any
 
 from tqppo.errors import BackendError
 
-KINDS = ("rollout", "storage")
+KINDS = ("rollout", "storage")  # back ends; modes are found the same way
+GROUPS = (*KINDS, "mode")
 
 
 def available(kind: str) -> dict[str, EntryPoint]:
     """Every registered back end of a kind, whether or not what it needs is installed."""
-    if kind not in KINDS:
-        raise BackendError(f"there is no kind of back end called {kind!r}; kinds: {', '.join(KINDS)}")
+    if kind not in GROUPS:
+        raise BackendError(f"there is no kind of plugin called {kind!r}; kinds: {', '.join(GROUPS)}")
     return {point.name: point for point in sorted(entry_points(group=f"tqppo.{kind}"))}
 
 

@@ -6,11 +6,16 @@ Checks that need one section live here; checks across sections live in `checks.p
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-Mode = Literal["ppo", "grpo", "distill"]
+from tqppo import dataflow
+
+if TYPE_CHECKING:
+    Mode = str
+else:
+    Mode = Literal[tuple(dataflow.mode_names())]  # installed packages may add modes
 Kl = Literal["none", "k1", "abs", "k2", "k3", "k1+", "k2+", "k3+"]
 Positive = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[int, Field(ge=0)]
@@ -459,11 +464,12 @@ class Config(Section):
     @model_validator(mode="before")
     @classmethod
     def _advantage_of_mode(cls, values: Any) -> Any:
-        """PPO has a critic, so its advantages are GAE's unless the user says otherwise."""
-        if not isinstance(values, dict) or values.get("mode") != "ppo":
+        """Each mode has its own default estimator: PPO has a critic, so its advantages are GAE's."""
+        if not isinstance(values, dict) or values.get("mode") not in dataflow.mode_names():
             return values
+        default = dataflow.mode_named(values["mode"]).advantage
         algorithm = values.get("algorithm", {})
         if isinstance(algorithm, AlgorithmSection):
             written = algorithm.model_fields_set
             algorithm = {name: getattr(algorithm, name) for name in written}
-        return {**values, "algorithm": {"advantage": "gae", **algorithm}} if isinstance(algorithm, dict) else values
+        return {**values, "algorithm": {"advantage": default, **algorithm}} if isinstance(algorithm, dict) else values

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tqppo.config import facts
+from tqppo.config.checks.columns import missing_columns
 from tqppo.config.checks.effect import RULES
 from tqppo.config.compile import compile_config
 from tqppo.config.diagnostics import Diagnostic, render_text
@@ -13,7 +15,6 @@ from tqppo.config.facts import required_multiple
 from tqppo.config.read.foreign import FOREIGN
 from tqppo.config.sections import Config
 from tqppo.config.show.schema import section_of, slots
-from tqppo.config.stages import missing_columns, stages_of
 from tqppo.engines.capabilities import BUILT_IN
 
 
@@ -147,7 +148,7 @@ def test_every_mode_makes_the_columns_that_it_reads(mode: str) -> None:
     sets = [f"mode={mode}", *(["teachers.t.path=t"] if mode == "distill" else [])]
     config = compile_config(None, [], sets, {})
     assert missing_columns(config.draft) == []
-    assert stages_of(config.draft)[-1].name == "actor.update"
+    assert facts.stages(config.draft)[-1].name == "actor.update"
 
 
 def test_capabilities_gate_features_by_engine() -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tqppo.config import facts
+from tqppo.config.checks.columns import missing_columns
 from tqppo.config.checks.registry import Context, check
 from tqppo.config.diagnostics import Diagnostic
-from tqppo.config.stages import missing_columns
 
 
 @check("mode", "algorithm.*", "reward_model.path", "distillation.*", "teachers.*")
@@ -24,7 +25,7 @@ def columns_are_made_before_they_are_read(context: Context) -> Iterator[Diagnost
 @check("mode", "algorithm.advantage")
 def ppo_uses_its_critic(context: Context) -> Iterator[Diagnostic]:
     config = context.config
-    if config.mode == "ppo" and config.algorithm.advantage != "gae":
+    if facts.has_critic(config) and config.algorithm.advantage != "gae":
         yield context.report(
             "E302",
             f"mode ppo trains a critic, and {config.algorithm.advantage} would not use it",
@@ -51,7 +52,7 @@ def corrections_have_two_sides(context: Context) -> Iterator[Diagnostic]:
 @check("mode", "distillation.*")
 def k1_is_not_supervised(context: Context) -> Iterator[Diagnostic]:
     section = context.config.distillation
-    if context.config.mode == "distill" and section.loss == "k1" and section.update == "supervised":
+    if facts.has_teachers(context.config) and section.loss == "k1" and section.update == "supervised":
         yield context.report(
             "E305",
             "the gradient of k1 does not depend on the teacher, so it cannot be trained on directly",
@@ -64,7 +65,7 @@ def k1_is_not_supervised(context: Context) -> Iterator[Diagnostic]:
 @check("mode", "distillation.*")
 def topk_losses_are_supervised(context: Context) -> Iterator[Diagnostic]:
     section = context.config.distillation
-    if context.config.mode == "distill" and section.loss.endswith("_topk") and section.update == "policy_gradient":
+    if facts.has_teachers(context.config) and section.loss.endswith("_topk") and section.update == "policy_gradient":
         yield context.report(
             "W311",
             f"{section.loss} sums over tokens that were not sampled: a crude advantage for the one that was",
@@ -126,7 +127,7 @@ def correction_band_is_open(context: Context) -> Iterator[Diagnostic]:
 def warm_ups_end(context: Context) -> Iterator[Diagnostic]:
     steps = context.config.run.max_steps
     for key in ("actor.warmup_steps", "critic.warmup_steps", "critic.warmup_only_steps"):
-        if context.value(key) >= steps and (context.config.mode == "ppo" or key.startswith("actor")):
+        if context.value(key) >= steps and (facts.has_critic(context.config) or key.startswith("actor")):
             yield context.report(
                 "W312",
                 f"the warm-up of {context.value(key)} steps does not end within a run of {steps}",

@@ -7,11 +7,18 @@ from math import ceil, lcm
 
 from tqppo.config.checks.registry import Context, check, nearest_numbers
 from tqppo.config.diagnostics import Diagnostic
-from tqppo.config.facts import context_tokens, is_agent, learning_roles, model_shape, required_multiple, uses_reference
+from tqppo.config.facts import (
+    context_tokens,
+    has_critic,
+    is_agent,
+    learning_roles,
+    model_shape,
+    required_multiple,
+    worker_roles,
+)
 from tqppo.config.plan.memory import size
 from tqppo.config.plan.plan import storage_bytes
 from tqppo.config.plan.shapes import shape_of
-from tqppo.config.sections import Config
 
 SESSION_ESTIMATORS = ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline", "opo", "gpg")
 
@@ -142,7 +149,7 @@ def context_fits_the_model(context: Context) -> Iterator[Diagnostic]:
 def rows_fit_a_micro_batch(context: Context) -> Iterator[Diagnostic]:
     """A row is never cut, so the longest one must fit in one forward."""
     config, needed = context.config, context_tokens(context.config)
-    for role in _forward_roles(config):
+    for role in worker_roles(config):
         key = f"{role}.micro_batch_tokens"
         limit = getattr(config, role).micro_batch_tokens
         if limit < needed:
@@ -153,14 +160,6 @@ def rows_fit_a_micro_batch(context: Context) -> Iterator[Diagnostic]:
                 allowed=f"at least {needed}",
                 fix=f"set {key} = {needed}, or shorten prompts or responses",
             )
-
-
-def _forward_roles(config: Config) -> Iterator[str]:
-    yield from learning_roles(config)
-    if uses_reference(config):
-        yield "reference"
-    if config.reward_model.path:
-        yield "reward_model"
 
 
 @check("mode", "data.*", "rollout.*", "storage.*", "algorithm.*", "distillation.*", "actor.*", "critic.*")
@@ -208,7 +207,7 @@ def tiny_heads_divide(context: Context) -> Iterator[Diagnostic]:
 def models_have_one_vocabulary(context: Context) -> Iterator[Diagnostic]:
     """A critic reads the actor's token ids; vocabularies of known models can be compared without loading them."""
     config, own = context.config, model_shape(context.config)
-    other = shape_of(config.critic.path) if config.mode == "ppo" and config.critic.path else None
+    other = shape_of(config.critic.path) if has_critic(config) and config.critic.path else None
     if own and other and abs(own.vocabulary - other.vocabulary) > 1024:  # sizes of one family differ by their padding
         yield context.report(
             "E211",

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from tqppo.config.checks.registry import Context, check
 from tqppo.config.diagnostics import Diagnostic
-from tqppo.config.facts import data_sources, is_agent, uses_reference
+from tqppo.config.facts import data_sources, has_critic, has_policy_loss, has_teachers, is_agent, needs_reference
 from tqppo.config.sections import Config
 from tqppo.config.show.schema import slots
 
@@ -27,32 +27,35 @@ class Rule:
     fix: str
 
 
-def _policy(config: Config) -> bool:
-    return config.mode != "distill" or config.distillation.task_reward
-
-
 _TINY = tuple(f"model.{name}" for name in ("family", "hidden_size", "num_layers", "num_heads", "tie_embeddings"))
 
 RULES: tuple[Rule, ...] = (
     Rule(
         ("critic.*",),
-        lambda c: c.mode == "ppo",
+        has_critic,
         "only mode ppo has a critic",
         ("mode",),
         'set mode = "ppo"',
     ),
     Rule(
         ("distillation.*", "teachers.*"),
-        lambda c: c.mode == "distill",
+        has_teachers,
         "only mode distill has teachers",
         ("mode",),
         'set mode = "distill"',
     ),
     Rule(
         ("reference.*",),
-        uses_reference,
-        "a reference is used only for KL, and kl_reward and kl_loss are off",
-        ("algorithm.kl_loss", "algorithm.kl_reward", "mode", "distillation.task_reward"),
+        needs_reference,
+        "a reference is used only for KL, and neither kl_reward nor kl_loss has a weight",
+        (
+            "algorithm.kl_loss",
+            "algorithm.kl_loss_coef",
+            "algorithm.kl_reward",
+            "algorithm.kl_reward_coef",
+            "mode",
+            "distillation.task_reward",
+        ),
         'set algorithm.kl_loss = "k3" and algorithm.kl_loss_coef',
     ),
     Rule(
@@ -127,21 +130,21 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         ("algorithm.advantage", "algorithm.kl_reward", "algorithm.kl_loss", "algorithm.entropy_coef"),
-        _policy,
+        has_policy_loss,
         "distillation without the task's reward has no policy term",
         ("mode", "distillation.task_reward"),
         "set distillation.task_reward = true",
     ),
     Rule(
         ("distillation.coef",),
-        lambda c: c.mode != "distill" or c.distillation.task_reward,
+        has_policy_loss,
         "without the task's reward there is nothing to weigh it against",
         ("distillation.task_reward", "mode"),
         "set distillation.task_reward = true",
     ),
     Rule(
         ("distillation.top_k",),
-        lambda c: c.mode != "distill" or c.distillation.loss.endswith("_topk"),
+        lambda c: not has_teachers(c) or c.distillation.loss.endswith("_topk"),
         "only the top-k losses compare top-k distributions",
         ("distillation.loss", "mode"),
         'set distillation.loss = "forward_kl_topk"',
@@ -218,7 +221,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         ("critic.min_lr_ratio",),
-        lambda c: c.mode != "ppo" or c.critic.schedule != "constant",
+        lambda c: not has_critic(c) or c.critic.schedule != "constant",
         "a constant learning rate does not decay",
         ("critic.schedule", "mode"),
         'set critic.schedule = "cosine"',

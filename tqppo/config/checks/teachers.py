@@ -10,7 +10,7 @@ from pathlib import Path
 from tqppo.config.checks.engines import unknown_backend
 from tqppo.config.checks.registry import Context, check
 from tqppo.config.diagnostics import Diagnostic
-from tqppo.config.facts import context_tokens, data_sources, model_shape
+from tqppo.config.facts import context_tokens, data_sources, has_teachers, model_shape
 from tqppo.config.plan.shapes import shape_of
 from tqppo.config.sections import Config, TeacherSection
 from tqppo.engines.capabilities import BUILT_IN, capabilities_of, instead_of
@@ -25,7 +25,7 @@ def pool(config: Config) -> dict[str, TeacherSection]:
 
 @check("mode", "teachers.*")
 def distillation_has_a_teacher(context: Context) -> Iterator[Diagnostic]:
-    if context.config.mode == "distill" and not context.config.teachers:
+    if has_teachers(context.config) and not context.config.teachers:
         fix = 'add a table: [teachers.NAME] path = "…"'
         allowed = "at least one [teachers.NAME]"
         yield context.report("E501", "mode distill needs a teacher", ("mode",), allowed=allowed, fix=fix)
@@ -34,7 +34,7 @@ def distillation_has_a_teacher(context: Context) -> Iterator[Diagnostic]:
 @check("mode", "teachers.*", "distillation.*", "cluster.gpus_per_node")
 def pool_has_devices(context: Context) -> Iterator[Diagnostic]:
     config = context.config
-    if config.mode != "distill" or config.distillation.gpus_per_node:
+    if not has_teachers(config) or config.distillation.gpus_per_node:
         return
     needed = sum(each.replicas * each.tensor_parallel for each in pool(config).values())
     split = [name for name, each in pool(config).items() if each.tensor_parallel > 1]
@@ -54,7 +54,7 @@ def pool_adds_up(context: Context) -> Iterator[Diagnostic]:
     config, section = context.config, context.config.distillation
     size, teachers = section.nodes * section.gpus_per_node, pool(context.config)
     needed = sum(each.replicas * each.tensor_parallel for each in teachers.values())
-    if config.mode != "distill" or not size or needed == size:
+    if not has_teachers(config) or not size or needed == size:
         return
     lines = [
         f"{name}: replicas × GPUs each = {each.replicas} × {each.tensor_parallel}"
@@ -86,7 +86,7 @@ def _pool_fix(config: Config, needed: int, size: int) -> str:
 def replicas_stay_on_their_nodes(context: Context) -> Iterator[Diagnostic]:
     """The pool is dealt out in order; a replica must not touch more nodes than its size needs."""
     config, per_node = context.config, context.config.distillation.gpus_per_node
-    if config.mode != "distill" or not per_node:
+    if not has_teachers(config) or not per_node:
         return
     start = 0
     for name, each in pool(config).items():
@@ -114,14 +114,14 @@ def _straddles(context: Context, name: str, replica: int, start: int) -> Diagnos
 
 @check("mode", "teachers.*", names=True)
 def teacher_engines_exist(context: Context) -> Iterator[Diagnostic]:
-    for name in context.config.teachers if context.config.mode == "distill" else ():
+    for name in context.config.teachers if has_teachers(context.config) else ():
         yield from unknown_backend(context, f"teachers.{name}.backend", "rollout")
 
 
 @check("mode", "teachers.*", "distillation.*")
 def teachers_can_score(context: Context) -> Iterator[Diagnostic]:
     config = context.config
-    for name, teacher in config.teachers.items() if config.mode == "distill" else ():
+    for name, teacher in config.teachers.items() if has_teachers(config) else ():
         key = f"teachers.{name}.backend"
         able = capabilities_of(teacher.backend)
         if able is None:
@@ -176,7 +176,7 @@ def _top_k(context: Context, name: str, most: int) -> Iterator[Diagnostic]:
 @check("mode", "teachers.*", "data.max_prompt_tokens", "rollout.max_new_tokens", "rollout.max_context_tokens")
 def teachers_read_whole_rows(context: Context) -> Iterator[Diagnostic]:
     config, needed = context.config, context_tokens(context.config) + 1
-    for name, teacher in config.teachers.items() if config.mode == "distill" else ():
+    for name, teacher in config.teachers.items() if has_teachers(config) else ():
         key = f"teachers.{name}.max_context_tokens"
         if 0 < teacher.max_context_tokens < needed:
             yield context.report(
@@ -200,7 +200,7 @@ def teachers_read_whole_rows(context: Context) -> Iterator[Diagnostic]:
 @check("mode", "teachers.*")
 def routes_are_unambiguous(context: Context) -> Iterator[Diagnostic]:
     config = context.config
-    if config.mode != "distill" or len(config.teachers) < 2:
+    if not has_teachers(config) or len(config.teachers) < 2:
         return
     for name, teacher in config.teachers.items():
         if not teacher.match:
@@ -223,7 +223,7 @@ def routes_are_unambiguous(context: Context) -> Iterator[Diagnostic]:
 def every_source_has_a_teacher(context: Context) -> Iterator[Diagnostic]:
     config = context.config
     routed = {value for teacher in config.teachers.values() for value in teacher.match}
-    if config.mode != "distill" or not routed or not all(teacher.match for teacher in config.teachers.values()):
+    if not has_teachers(config) or not routed or not all(teacher.match for teacher in config.teachers.values()):
         return
     missing = sorted(routing_values(config) - routed)
     if missing:
@@ -275,7 +275,7 @@ def _file_values(path: Path, column: str) -> set[str]:
 def vocabularies_agree(context: Context) -> Iterator[Diagnostic]:
     """What sizes tell without loading a tokenizer; `--probe` compares the tokenizers themselves."""
     config, own = context.config, model_shape(context.config)
-    if config.mode != "distill" or own is None or not config.distillation.check_vocabulary:
+    if not has_teachers(config) or own is None or not config.distillation.check_vocabulary:
         return
     for name, teacher in config.teachers.items():
         other = shape_of(teacher.path)

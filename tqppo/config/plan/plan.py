@@ -7,17 +7,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tqppo import columns
-from tqppo.config.facts import (
-    context_tokens,
-    has_own_reference,
-    learning_roles,
-    model_shape,
-    required_multiple,
-    rows_per_step,
-)
+from tqppo.config import facts
+from tqppo.config.facts import context_tokens, has_own_reference, model_shape, required_multiple, rows_per_step
 from tqppo.config.plan.memory import BYTES, Part, Training, engine_memory, size, total, training_memory
 from tqppo.config.plan.shapes import Shape, shape_of
-from tqppo.config.stages import Stage, stages_of
 
 if TYPE_CHECKING:
     from tqppo.config.compile import Compilation
@@ -38,6 +31,15 @@ class Role:
 
 
 @dataclass(frozen=True, slots=True)
+class PlannedStage:
+    """A stage of the step, with the columns that it reads and writes in this run."""
+
+    name: str
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     mode: str
     engine: str
@@ -53,7 +55,7 @@ class Plan:
     mini_batches: dict[str, int]  # per step and epoch, of each role that learns
     updates: dict[str, int]  # optimizer steps per training step
     tokens: int  # the longest row
-    stages: list[Stage]
+    stages: list[PlannedStage]
     roles: list[Role]
     files: list[tuple[str, str]]
 
@@ -74,7 +76,7 @@ def make_plan(compilation: Compilation) -> Plan:
     config = compilation.draft
     rows, multiple = rows_per_step(config), required_multiple(config)
     shape = model_shape(config)
-    minis = {role: _mini_batches(config, role, rows + -rows % multiple) for role in learning_roles(config)}
+    minis = {role: _mini_batches(config, role, rows + -rows % multiple) for role in facts.learning_roles(config)}
     return Plan(
         mode=config.mode,
         engine=config.rollout.backend,
@@ -88,17 +90,21 @@ def make_plan(compilation: Compilation) -> Plan:
         multiple=multiple,
         padding=-rows % multiple,
         mini_batches=minis,
-        updates={role: n * getattr(config, role).epochs for role, n in minis.items()},
+        updates={role: n * facts.optimizer_of(config, role).epochs for role, n in minis.items()},
         tokens=context_tokens(config),
-        stages=stages_of(config),
+        stages=planned_stages(config),
         roles=list(_roles(config, shape)),
         files=list(_files(config, compilation.name)),
     )
 
 
+def planned_stages(config: Config) -> list[PlannedStage]:
+    features = facts.features(config)
+    return [PlannedStage(stage.name, stage.reads(features), stage.writes(features)) for stage in facts.stages(config)]
+
+
 def _mini_batches(config: Config, role: str, padded: int) -> int:
-    mini = getattr(config, role).mini_batch_size
-    return padded // (mini * config.rollout.group_size) if mini else 1
+    return padded // (facts.mini_batch_rows(config, role) or padded)
 
 
 def _dtype(config: Config) -> str:
@@ -112,7 +118,7 @@ def _roles(config: Config, shape: Shape | None) -> Iterator[Role]:
     actor, critic = config.actor, config.critic
     how = Training(actor.ranks, actor.micro_batch_tokens, dtype, True, actor.gradient_checkpointing, lora)
     yield _training_role(config, "actor", config.model.path, shape, how)
-    if config.mode == "ppo":
+    if facts.has_critic(config):
         own = shape_of(critic.path) if critic.path else shape
         how = Training(
             critic.ranks, critic.micro_batch_tokens, dtype, True, critic.gradient_checkpointing, has_logits=False
@@ -155,7 +161,7 @@ def _engine_role(config: Config, shape: Shape | None, dtype: str) -> Role:
 
 
 def _teacher_roles(config: Config, dtype: str) -> Iterator[Role]:
-    for name, teacher in config.teachers.items() if config.mode == "distill" else ():
+    for name, teacher in config.teachers.items() if facts.has_teachers(config) else ():
         if teacher.endpoints:
             yield Role(f"teacher {name}", len(teacher.endpoints), "servers that run", teacher.path, [])
             continue
@@ -179,7 +185,7 @@ def storage_bytes(config: Config) -> tuple[float, str]:
     """Bytes of all columns of a step whose rows all have the full length."""
     sequence, response = context_tokens(config), config.rollout.max_new_tokens
     per_row = 0
-    for name in dict.fromkeys(each for stage in stages_of(config) for each in stage.writes):
+    for name in dict.fromkeys(each for stage in planned_stages(config) for each in stage.writes):
         column = columns.column(name)
         length = {"sequence": sequence, "response": response}.get(column.kind.value, 1)
         width = config.distillation.top_k if column.trailing and config.distillation.loss.endswith("_topk") else 1

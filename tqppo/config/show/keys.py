@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from tqppo import dataflow
+
 
 @dataclass(frozen=True, slots=True)
 class Key:
@@ -54,7 +56,8 @@ def _read() -> tuple[Key, ...]:
         elif name == "teachers":
             inner, prefix = "TeacherSection", "teachers.*"
         else:
-            keys.append(Key(name, doc, _values(annotation, aliases)))
+            values = tuple(dataflow.mode_names()) if name == "mode" else _values(annotation, aliases)
+            keys.append(Key(name, doc, values))
             continue
         keys += [Key(f"{prefix}.{each}", text, _values(kind, aliases)) for each, kind, text in _fields(classes, inner)]
     return tuple(keys)
