@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
 import ray
 
 from tqppo.data.prompts import Prompt
-from tqppo.errors import DeadlineExceeded, EngineError, TqppoError
+from tqppo.errors import EngineError
 from tqppo.protocols import WeightSource
 from tqppo.queue.client import Queue
+from tqppo.ray_calls import results
 from tqppo.rollout.worker import Assignment, Probe, RolloutSpec, RolloutWorker
 from tqppo.weights.send import SenderClient, start_sender, stop_sender
 
@@ -41,7 +42,7 @@ class RolloutPool:
     def ready(self) -> None:
         """Wait until every replica can generate."""
         deadline = max(spec.engine.start_timeout_s for spec in self.specs) + 60
-        self.nodes = wait_for(self.starting, deadline, "starting the rollout engines")
+        self.nodes = results(self.starting, deadline, "starting the rollout engines", died=EngineError)
 
     def generate(self, prompts: Sequence[tuple[int, Prompt]], task: Assignment) -> None:
         """Sample these (order, prompt) pairs; every group is in the queue afterwards, or this raises."""
@@ -51,14 +52,15 @@ class RolloutPool:
             worker.generate.remote(share, task) for worker, share in zip(self.workers, shares, strict=True) if share
         ]
         uids = [prompt.uid for _, prompt in prompts]
-        wait_for(calls, self.timeout_s, "the rollout", lambda: self._missing(uids, task.partition))
+        missing = partial(self._missing, uids, task.partition)
+        results(calls, self.timeout_s, "the rollout", missing=missing, died=EngineError)
 
     def load_weights(self, source: WeightSource, probe: Probe | None = None) -> None:
         calls = [
             worker.load_weights.remote(self._for(source, spec, node), probe)
             for worker, spec, node in zip(self.workers, self.specs, self.nodes, strict=True)
         ]
-        wait_for(calls, self.timeout_s, f"loading weights of version {source.version}")
+        results(calls, self.timeout_s, f"loading weights of version {source.version}", died=EngineError)
 
     def _for(self, source: WeightSource, spec: RolloutSpec, node: str) -> WeightSource:
         """The source as it is to an engine that can open its folder, else with somebody to ask for it."""
@@ -100,29 +102,3 @@ def is_local(endpoint: str) -> bool:
     """Whether a server that already runs is on its worker's node; started ones always are."""
     host = urlsplit(endpoint).hostname or "localhost"
     return host == "localhost" or host.startswith("127.") or host == "::1"
-
-
-def wait_for(calls: list[Any], timeout_s: float, who: str, missing: Callable[[], str] = str) -> list[Any]:
-    """The results of Ray calls, in order, before the deadline; the first failure is raised at once.
-
-    `missing` says, when the deadline has passed, what is still waited for.
-    """
-    pending, deadline = list(calls), time.monotonic() + timeout_s
-    while pending:
-        done, pending = ray.wait(pending, num_returns=1, timeout=max(0.0, deadline - time.monotonic()))
-        if not done:
-            raise DeadlineExceeded(f"{who} did not finish within {timeout_s:g} s. {missing()}".rstrip())
-        raise_cause(done, who)
-    return ray.get(calls)
-
-
-def raise_cause(done: list[Any], who: str) -> None:
-    """`ray.get`, with errors that tqppo explains coming out as themselves."""
-    try:
-        ray.get(done)
-    except ray.exceptions.RayTaskError as error:
-        if isinstance(error.cause, TqppoError):
-            raise error.cause from None
-        raise
-    except ray.exceptions.RayActorError as error:
-        raise EngineError(f"{who}: its process died. {error}") from None

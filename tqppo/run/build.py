@@ -27,7 +27,8 @@ from tqppo.data.prompts import DataSpec, Prompt, Sampler, demonstrations, for_va
 from tqppo.data.prompts import load as load_prompts
 from tqppo.errors import PreflightError
 from tqppo.queue.client import Queue
-from tqppo.rollout.pool import RolloutPool, wait_for
+from tqppo.ray_calls import results
+from tqppo.rollout.pool import RolloutPool
 from tqppo.rollout.worker import Assignment, Probe
 from tqppo.run import configure as specs
 from tqppo.run.cluster import PUBLISH_PREFIX
@@ -70,7 +71,7 @@ def build(config: Config, folder: RunFolder, logs: Path, stack: ExitStack, annou
     with announce("loading the model into its workers"):
         for group in groups.values():
             group.ready()
-        wait_for([estimator.__ray_ready__.remote()], START_TIMEOUT_S, "starting the estimator")
+        results([estimator.__ray_ready__.remote()], START_TIMEOUT_S, "starting the estimator")
     with announce(f"starting the {config.rollout.backend} engine"):
         pool.ready()
     rollout = make_rollout(config, queue, pool, sampler, clock)

@@ -19,7 +19,8 @@ from tqppo.metrics.files import spread
 from tqppo.protocols import WeightSource
 from tqppo.queue.client import Queue
 from tqppo.queue.meta import BatchMeta
-from tqppo.rollout.pool import RolloutPool, wait_for
+from tqppo.ray_calls import results
+from tqppo.rollout.pool import RolloutPool
 from tqppo.rollout.worker import Assignment, Probe
 from tqppo.trainers.groups import Replay
 
@@ -184,13 +185,13 @@ class Advantages:
         batch = self._estimate(batch)
         if path := self.dump_to(step):
             with self.clock.time("dump_rollout_generations"):
-                wait_for([self.worker.dump.remote(batch, str(path))], self.timeout_s, "writing trajectories")
+                results([self.worker.dump.remote(batch, str(path))], self.timeout_s, "writing trajectories")
         return batch
 
     def _estimate(self, batch: BatchMeta) -> BatchMeta:
         with self.clock.time("adv"):
             call = self.worker.estimate.remote(batch, self.controller.coef)
-            columns, self.metrics = wait_for([call], self.timeout_s, "the estimator")[0]
+            columns, self.metrics = results([call], self.timeout_s, "the estimator")[0]
         if "actor/reward_kl_penalty" in self.metrics:
             self.metrics["actor/reward_kl_penalty_coeff"] = self.controller.coef
             rows = sum(not tags.get("is_padding") for tags in batch.tags)

@@ -1,0 +1,86 @@
+"""Waiting for Ray calls with a deadline. The pools of workers and engines, the trainers and `run` wait here."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import ray
+from ray.exceptions import RayActorError, RayError, RayTaskError
+
+from tqppo.errors import DeadlineExceeded, TqppoError, WorkerError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """How a set of calls stands after a wait: positions of those that failed, and of those without a result."""
+
+    failures: dict[int, RayError] = field(default_factory=dict)
+    pending: tuple[int, ...] = ()
+
+    @property
+    def is_complete(self) -> bool:
+        return not self.failures and not self.pending
+
+
+def settle(calls: Sequence[ray.ObjectRef[T]], timeout_s: float, *, grace_s: float = 0.0) -> Settled:
+    """Wait until every call has a result, one has failed, or `timeout_s` has passed.
+
+    After a failure the other calls get `grace_s` to fail too, so that the report can name every failed process.
+    """
+    places = {call: place for place, call in enumerate(calls)}
+    pending, deadline = list(places), time.monotonic() + timeout_s
+    failures: dict[int, RayError] = {}
+    while pending and not failures:
+        done, pending = ray.wait(pending, num_returns=1, timeout=max(0.0, deadline - time.monotonic()))
+        if not done:
+            break
+        failures = _failures(done, places)
+    if failures and pending:
+        late, pending = ray.wait(pending, num_returns=len(pending), timeout=grace_s)
+        failures |= _failures(late, places)
+    return Settled(failures, tuple(sorted(places[call] for call in pending)))
+
+
+def results(
+    calls: Sequence[ray.ObjectRef[T]],
+    timeout_s: float,
+    what: str,
+    *,
+    missing: Callable[[], str] = str,
+    died: type[TqppoError] = WorkerError,
+) -> list[T]:
+    """Return the results in the order of `calls`, or raise the first failure as soon as it happens.
+
+    Raises `DeadlineExceeded` after `timeout_s`, with `missing()` in its message; a call's own `TqppoError` as it was
+    raised; and `died` if the process of a call is gone. `what` names the calls in these messages.
+    """
+    settled = settle(calls, timeout_s)
+    for error in settled.failures.values():
+        raise cause_of(error, what, died) from None
+    if settled.pending:
+        raise DeadlineExceeded(f"{what} did not finish within {timeout_s:g} s. {missing()}".rstrip())
+    return ray.get(list(calls))
+
+
+def cause_of(error: RayError, what: str, died: type[TqppoError] = WorkerError) -> Exception:
+    """Return the error to raise for a failed call: the `TqppoError` inside it, or `died` if its process is gone."""
+    if isinstance(error, RayTaskError) and isinstance(error.cause, TqppoError):
+        return error.cause
+    if isinstance(error, RayActorError):
+        return died(f"{what}: the process died. {error}")
+    return error
+
+
+def _failures(done: Sequence[ray.ObjectRef[T]], places: dict[ray.ObjectRef[T], int]) -> dict[int, RayError]:
+    failures: dict[int, RayError] = {}
+    for call in done:
+        try:
+            ray.get(call)
+        except RayError as error:
+            failures[places[call]] = error
+    return failures
