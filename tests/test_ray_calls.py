@@ -7,7 +7,7 @@ import pytest
 import ray
 
 from tqppo.errors import DataError, DeadlineExceeded, EngineError, WorkerError
-from tqppo.ray_calls import results, settle
+from tqppo.ray_calls import call, results, settle
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
@@ -79,3 +79,17 @@ def test_settle_reports_every_failure_within_the_grace_period_and_the_calls_with
 
 def test_settle_is_complete_when_every_call_has_a_result() -> None:
     assert settle([Echo.remote().say.remote(1)], 60).is_complete
+
+
+class Doubler:
+    def double(self, value: int, *, plus: int = 0) -> int:
+        return 2 * value + plus
+
+    async def later(self, value: int) -> int:
+        return 2 * value
+
+
+def test_methods_are_called_by_the_function_itself() -> None:
+    doubler = ray.remote(Doubler).options(num_cpus=0).remote()
+    calls = [call(doubler, Doubler.double, 3, plus=1), call(doubler, Doubler.later, 4)]
+    assert results(calls, 60, "the doubler") == [7, 8]

@@ -1,18 +1,48 @@
-"""Waiting for Ray calls with a deadline. The pools of workers and engines, the trainers and `run` wait here."""
+"""Typed calls to Ray actors, and waiting for them with a deadline. Worker groups, engine pools and `run` use it."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Concatenate, ParamSpec, TypeVar, overload
 
 import ray
+from ray.actor import ActorProxy
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from tqppo.errors import DeadlineExceeded, TqppoError, WorkerError
 
+A = TypeVar("A")
+P = ParamSpec("P")
 T = TypeVar("T")
+
+
+@overload
+def call(
+    actor: ActorProxy[A],
+    method: Callable[Concatenate[A, P], Coroutine[object, object, T]],
+    /,
+    *args: P.args,
+    **named: P.kwargs,
+) -> ray.ObjectRef[T]: ...
+
+
+@overload
+def call(
+    actor: ActorProxy[A], method: Callable[Concatenate[A, P], T], /, *args: P.args, **named: P.kwargs
+) -> ray.ObjectRef[T]: ...
+
+
+def call(
+    actor: ActorProxy[A], method: Callable[Concatenate[A, P], object], /, *args: P.args, **named: P.kwargs
+) -> ray.ObjectRef[object]:
+    """Start `method`, a function of the actor's class, on the actor: `call(worker, RolloutWorker.close)`.
+
+    A type checker sees the method, its arguments and its result, which `actor.close.remote()` hides.
+    """
+    started: ray.ObjectRef[object] = getattr(actor, method.__name__).remote(*args, **named)
+    return started
 
 
 @dataclass(frozen=True, slots=True)
