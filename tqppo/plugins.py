@@ -6,6 +6,7 @@ Importing this module imports nothing heavy.
 from __future__ import annotations
 
 import difflib
+import importlib
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
@@ -35,3 +36,9 @@ def load(kind: str, name: str) -> Any:
     hint = f" Did you mean {close[0]!r}?" if close else ""
     installed = ", ".join(points) or "none (is tqppo installed? try `pip install -e .`)"
     raise BackendError(f"no {kind} back end is called {name!r}; installed: {installed}.{hint}")
+
+
+def import_object(path: str) -> Any:
+    """The object that `module:name` stands for."""
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Concatenate, ParamSpec, TypeVar, overload
+from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 
 import ray
 from ray.actor import ActorProxy
@@ -36,12 +36,12 @@ def call(
 
 def call(
     actor: ActorProxy[A], method: Callable[Concatenate[A, P], object], /, *args: P.args, **named: P.kwargs
-) -> ray.ObjectRef[object]:
+) -> ray.ObjectRef[Any]:
     """Start `method`, a function of the actor's class, on the actor: `call(worker, RolloutWorker.close)`.
 
     A type checker sees the method, its arguments and its result, which `actor.close.remote()` hides.
     """
-    started: ray.ObjectRef[object] = getattr(actor, method.__name__).remote(*args, **named)
+    started: ray.ObjectRef[Any] = getattr(actor, method.__name__).remote(*args, **named)
     return started
 
 

@@ -99,9 +99,11 @@ def measure(name: str, rows: dict[str, Any], *, count: int, repeats: int) -> lis
         for actor in (ours, padded, plain):
             actor.start()
         plain.dear = 0  # every row for itself
+    half = len(rows["tokens"]) // MINI_BATCHES
+    sizes = [half] * MINI_BATCHES
     alternatives = {
-        "ours": lambda: ours.update(rows, step=1, num_mini_batches=MINI_BATCHES),
-        "padded": lambda: padded.update(rows, step=1, num_mini_batches=MINI_BATCHES),
+        "ours": lambda: ours.update(rows, step=1, sizes=sizes),
+        "padded": lambda: padded.update(rows, step=1, sizes=sizes),
         "bare": bare_loop(plain, rows),
     }
     timings = interleaved({key: times(count, run) for key, run in alternatives.items()}, repeats=repeats)

@@ -38,13 +38,13 @@ class Diary:
     def loop(self, **schedule: Any) -> Loop:
         plan = {"max_steps": 4, "validate_every": 0, "validate_before": True, "save_every": 0, "save_on_exit": True}
         return Loop(
-            trainer=self,
+            step=self.step,
             schedule=Schedule(**{**plan, **schedule}),
             stop=self.stop,
             store=CheckpointStore(self.folder, keep_last=10, keep_every=0),
             log=lambda step, metrics: self.seen.append(f"log {step}"),
             validate=self.validate,
-            measure=dict,
+            measure=lambda metrics, seconds: metrics,
             leftovers=lambda: list(self.leftovers),
             save_parts=lambda folder: self.seen.append("save"),
             driver_state=dict,

@@ -11,7 +11,7 @@ import torch
 from tqppo.data.prompts import Prompt
 from tqppo.errors import TrainingAborted
 from tqppo.queue.client import Queue
-from tqppo.trainers.groups import Replay
+from tqppo.trainers.groups import GroupCollector
 
 
 @pytest.fixture
@@ -45,9 +45,9 @@ class World:
                 self.queue.put(keys, {"reward": torch.tensor(rewards)}, tags=tags)
             self.queue.tag({prompt.uid: {"is_prompt": True, "status": status, "order": order, "error": "it broke"}})
 
-    def replay(self, **options: Any) -> Replay:
+    def collector(self, **options: Any) -> GroupCollector:
         settings = {"on_incomplete": "error", "filter_groups": False, "max_rounds": 4, **options}
-        return Replay(self.queue, self.draw, **settings)
+        return GroupCollector(self.queue, self.draw, **settings)
 
 
 GOOD, BAD, FLAT = ("finished", [0.0, 1.0]), ("failed", [1.0]), ("finished", [1.0, 1.0])
@@ -59,7 +59,7 @@ def uids(batch: Any) -> list[str]:
 
 def test_whole_groups_come_back_in_canonical_order_and_markers_are_gone(queue: Queue) -> None:
     world = World(queue, [GOOD])
-    batch = world.replay().collect(3, world.generate)
+    batch, _ = world.collector().collect(3, world.generate)
     assert batch.keys == tuple(f"p{i}_{s}_0" for i in range(3) for s in range(2))
     assert set(queue.list().keys) == set(batch.keys)
 
@@ -67,7 +67,7 @@ def test_whole_groups_come_back_in_canonical_order_and_markers_are_gone(queue: Q
 def test_an_incomplete_group_is_an_error_by_default(queue: Queue) -> None:
     world = World(queue, [GOOD, BAD])
     with pytest.raises(TrainingAborted, match=r"prompt p1 has a failed session: it broke.*on_incomplete_group"):
-        world.replay().collect(2, world.generate)
+        world.collector().collect(2, world.generate)
 
 
 @pytest.mark.parametrize(
@@ -76,26 +76,24 @@ def test_an_incomplete_group_is_an_error_by_default(queue: Queue) -> None:
 )
 def test_an_incomplete_group_follows_its_policy(queue: Queue, policy: str, expected: list[str]) -> None:
     world = World(queue, [GOOD, BAD])
-    replay = world.replay(on_incomplete=policy)
-    batch = replay.collect(2, world.generate)
+    batch, metrics = world.collector(on_incomplete=policy).collect(2, world.generate)
     assert uids(batch) == expected
     assert set(queue.list().keys) == set(batch.keys)
-    lost = replay.counts["training/rollout_failure/evicted_samples"]
+    lost = metrics["training/rollout_failure/evicted_samples"]
     assert lost == (0.0 if policy == "keep" else 1.0)
 
 
 def test_groups_without_signal_are_replaced_when_they_are_filtered(queue: Queue) -> None:
     world = World(queue, [GOOD, FLAT])
-    replay = world.replay(filter_groups=True)
-    batch = replay.collect(3, world.generate)
+    batch, metrics = world.collector(filter_groups=True).collect(3, world.generate)
     assert uids(batch) == ["p0", "p0", "p2", "p2", "p4", "p4"]
     assert set(queue.list().keys) == set(batch.keys)
-    assert replay.counts["training/filter_groups/evicted_samples"] > 0
+    assert metrics["training/filter_groups/evicted_samples"] > 0
 
 
 def test_filtering_gives_up_after_its_rounds_and_keeps_the_batch_whole(queue: Queue) -> None:
     world = World(queue, [FLAT])
-    batch = world.replay(filter_groups=True, max_rounds=2).collect(2, world.generate)
+    batch, _ = world.collector(filter_groups=True, max_rounds=2).collect(2, world.generate)
     assert len(set(uids(batch))) == 2
     assert set(queue.list().keys) == set(batch.keys)
 
@@ -103,5 +101,5 @@ def test_filtering_gives_up_after_its_rounds_and_keeps_the_batch_whole(queue: Qu
 def test_no_group_at_all_is_an_error_and_never_an_empty_batch(queue: Queue) -> None:
     world = World(queue, [("failed", [])])
     with pytest.raises(TrainingAborted, match="no trajectories"):
-        world.replay(on_incomplete="drop").collect(2, world.generate)
+        world.collector(on_incomplete="drop").collect(2, world.generate)
     assert len(queue.list()) == 0

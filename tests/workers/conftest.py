@@ -12,7 +12,7 @@ import torch
 
 from tqppo.algorithms.layout import to_nested
 from tqppo.workers.actor import Actor
-from tqppo.workers.specs import ModelSpec, OptimizerSpec, PolicyLossSpec, RoleSpec
+from tqppo.workers.specs import ModelSpec, OptimizerSpec, RoleSpec
 
 VOCABULARY = 256
 
@@ -59,12 +59,7 @@ def rows() -> dict[str, Any]:
 
 @pytest.fixture
 def spec(tiny_model: Path) -> RoleSpec:
-    return RoleSpec(
-        ModelSpec(str(tiny_model)),
-        OptimizerSpec(lr=3e-4, total_steps=10),
-        PolicyLossSpec(),
-        micro_batch_tokens=64,
-    )
+    return RoleSpec(ModelSpec(str(tiny_model)), optimizer=OptimizerSpec(lr=3e-4, total_steps=10), micro_batch_tokens=64)
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from tqppo.algorithms.layout import to_nested
 from tqppo.algorithms.losses import POLICY_LOSSES
+from tqppo.dataflow import Features
 from tqppo.errors import CheckpointError, PreflightError
 from tqppo.tiny.model import write_tiny_model
 from tqppo.workers.actor import Actor
@@ -57,25 +58,32 @@ def with_padding(rows: Columns, places: list[int]) -> Columns:
 
 
 LOSSES = [
-    PolicyLossSpec(),
-    PolicyLossSpec(aggregate="seq-mean-token-sum", kl="k3", kl_coef=0.1, entropy_coef=0.01),
-    PolicyLossSpec(name="gspo", aggregate="seq-mean-token-mean"),
-    PolicyLossSpec(name="cispo", has_correction=True),
-    PolicyLossSpec(name="gpg", aggregate="seq-mean-token-sum-norm", horizon=64),
-    PolicyLossSpec(name="geo_mean", aggregate="seq-mean-token-mean"),
-    PolicyLossSpec(name="sapo", aggregate="session-mean", kl="k2", kl_coef=0.1),
+    {"policy_loss": PolicyLossSpec()},
+    {
+        "policy_loss": PolicyLossSpec(aggregate="seq-mean-token-sum", kl="k3", kl_coef=0.1, entropy_coef=0.01),
+        "features": Features(kl_in_loss=True),
+    },
+    {"policy_loss": PolicyLossSpec(name="gspo", aggregate="seq-mean-token-mean")},
+    {"policy_loss": PolicyLossSpec(name="cispo"), "features": Features(has_correction_weights=True)},
+    {"policy_loss": PolicyLossSpec(name="gpg", aggregate="seq-mean-token-sum-norm", horizon=64)},
+    {"policy_loss": PolicyLossSpec(name="geo_mean", aggregate="seq-mean-token-mean")},
+    {
+        "policy_loss": PolicyLossSpec(name="sapo", aggregate="session-mean", kl="k2", kl_coef=0.1),
+        "features": Features(kl_in_loss=True, has_session_weights=True),
+    },
 ]
+ids = [f"{each['policy_loss'].name}-{each['policy_loss'].aggregate}" for each in LOSSES]
 
 
 def test_every_policy_loss_is_covered() -> None:
-    assert {loss.name for loss in LOSSES} == set(POLICY_LOSSES)
+    assert {each["policy_loss"].name for each in LOSSES} == set(POLICY_LOSSES)
 
 
-@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: f"{loss.name}-{loss.aggregate}")
+@pytest.mark.parametrize("loss", LOSSES, ids=ids)
 def test_an_update_does_not_depend_on_the_micro_batches(make_actor: MakeActor, rows: Columns, loss: Any) -> None:
-    whole, cut = (make_actor(policy_loss=loss, micro_batch_tokens=budget) for budget in (100_000, 48))
+    whole, cut = (make_actor(**loss, micro_batch_tokens=budget) for budget in (100_000, 48))
     assert len(cut.micro_batches(_flat(rows), torch.arange(8))) > len(whole.micro_batches(_flat(rows), torch.arange(8)))
-    metrics = [actor.update(rows, step=1, num_mini_batches=2) for actor in (whole, cut)]
+    metrics = [actor.update(rows, step=1, sizes=[4, 4]) for actor in (whole, cut)]
     assert_close(*metrics)
     assert_close(weights(whole), weights(cut))
     assert_close(whole.optimizer.state(), cut.optimizer.state(), tolerance=1e-6)  # Adam hides a gradient's scale
@@ -85,9 +93,9 @@ def _flat(rows: Columns) -> Any:
     return Rows.of(rows)
 
 
-@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: f"{loss.name}-{loss.aggregate}")
+@pytest.mark.parametrize("loss", LOSSES, ids=ids)
 def test_padding_rows_contribute_nothing(make_actor: MakeActor, rows: Columns, loss: Any) -> None:
-    plain, padded = make_actor(policy_loss=loss), make_actor(policy_loss=loss)
+    plain, padded = make_actor(**loss), make_actor(**loss)
     metrics = [
         plain.update(rows, step=1, sizes=[4, 4]),
         padded.update(with_padding(rows, [2, 6, 8]), step=1, sizes=[5, 6]),
@@ -127,7 +135,7 @@ def test_rows_without_advantage_need_no_forward_but_still_count(make_actor: Make
     selection = trying._selection(_flat(rows))
     assert selection.active.tolist() == [True, False, True, False, True, True, False, True]
     trying._selection = lambda flat: replace(selection, active=torch.ones(8, dtype=torch.bool))  # type: ignore[method-assign]
-    metrics = [actor.update(rows, step=1, num_mini_batches=2) for actor in (skipping, trying)]
+    metrics = [actor.update(rows, step=1, sizes=[4, 4]) for actor in (skipping, trying)]
     assert metrics[0]["actor/pg_loss"] == pytest.approx(metrics[1]["actor/pg_loss"], abs=1e-6)
     assert metrics[0]["actor/grad_norm"] == pytest.approx(metrics[1]["actor/grad_norm"], rel=1e-4)
     assert_close(weights(skipping), weights(trying))
@@ -138,7 +146,7 @@ def test_a_batch_without_any_advantage_takes_no_step(make_actor: MakeActor, rows
     actor.update(rows, step=1)
     before = weights(actor)
     rows["advantages"] = like(rows["advantages"], torch.zeros(76))
-    metrics = actor.update(rows, step=2, num_mini_batches=2)
+    metrics = actor.update(rows, step=2, sizes=[4, 4])
     assert metrics["actor/updates"] == 0
     assert metrics["actor/updates_without_signal"] == 2
     assert all(torch.equal(before[name], p) for name, p in actor.model.named_parameters())
@@ -146,9 +154,9 @@ def test_a_batch_without_any_advantage_takes_no_step(make_actor: MakeActor, rows
 
 def test_epochs_are_further_passes(make_actor: MakeActor, rows: Columns, spec: RoleSpec) -> None:
     once, twice = make_actor(), make_actor(optimizer=replace(spec.optimizer, epochs=2))
-    once.update(rows, step=1, num_mini_batches=2)
-    once.update(rows, step=1, num_mini_batches=2)
-    assert twice.update(rows, step=1, num_mini_batches=2)["actor/updates"] == 4
+    once.update(rows, step=1, sizes=[4, 4])
+    once.update(rows, step=1, sizes=[4, 4])
+    assert twice.update(rows, step=1, sizes=[4, 4])["actor/updates"] == 4
     assert all(torch.equal(weights(once)[name], p) for name, p in weights(twice).items())
 
 
@@ -171,13 +179,13 @@ def test_learning_rate_follows_the_training_step(make_actor: MakeActor, rows: Co
 
 
 def test_the_engine_s_logprobs_can_be_the_old_ones(make_actor: MakeActor, rows: Columns) -> None:
-    plain, bypass = make_actor(), make_actor(policy_loss=PolicyLossSpec(old_column="rollout_logprobs"))
+    plain, bypass = make_actor(), make_actor(features=Features(recomputes_old_logprobs=False))
     bypass_rows = {"rollout_logprobs" if name == "old_logprobs" else name: column for name, column in rows.items()}
     assert plain.update(rows, step=1) == bypass.update(bypass_rows, step=1)
 
 
 def test_a_narrower_loss_mask_is_obeyed(make_actor: MakeActor, rows: Columns) -> None:
-    plain, narrow = make_actor(), make_actor(policy_loss=PolicyLossSpec(has_loss_mask=True))
+    plain, narrow = make_actor(), make_actor(features=Features(has_loss_mask=True))
     mask = rows["response_mask"].values() & (torch.arange(len(rows["response_mask"].values())) % 3 != 0)
     rows["loss_mask"] = like(rows["response_mask"], mask)
     expected = plain.update({**rows, "response_mask": rows["loss_mask"]}, step=1)
@@ -186,13 +194,13 @@ def test_a_narrower_loss_mask_is_obeyed(make_actor: MakeActor, rows: Columns) ->
 
 def test_a_saved_actor_continues_to_the_bit(make_actor: MakeActor, rows: Columns, tmp_path: Path) -> None:
     original, resumed = make_actor(), make_actor()
-    original.update(rows, step=1, num_mini_batches=2)
+    original.update(rows, step=1, sizes=[4, 4])
     torch.manual_seed(123)
     original.save(str(tmp_path))
     drawn = torch.rand(3)
     resumed.load(str(tmp_path))
     assert torch.equal(drawn, torch.rand(3))
-    metrics = [actor.update(rows, step=2, num_mini_batches=2) for actor in (original, resumed)]
+    metrics = [actor.update(rows, step=2, sizes=[4, 4]) for actor in (original, resumed)]
     assert metrics[0] == metrics[1]
     assert all(torch.equal(weights(original)[name], p) for name, p in weights(resumed).items())
     assert original.num_updates == resumed.num_updates == 4

@@ -29,7 +29,7 @@ def test_values_have_the_responses_layout(spec: RoleSpec, rows: dict[str, Any]) 
 def test_an_update_does_not_depend_on_the_micro_batches(spec: RoleSpec, rows: dict[str, Any], aggregate: str) -> None:
     loss = ValueLossSpec(aggregate=aggregate)
     whole, cut = (make(spec, value_loss=loss, micro_batch_tokens=budget) for budget in (100_000, 40))
-    metrics = [critic.update(rows, step=1, num_mini_batches=2) for critic in (whole, cut)]
+    metrics = [critic.update(rows, step=1, sizes=[4, 4]) for critic in (whole, cut)]
     assert metrics[0] == pytest.approx(metrics[1], abs=1e-5)
     for one, other in zip(whole.model.parameters(), cut.model.parameters(), strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from tqppo.algorithms.advantages import EstimateOptions
+from tqppo.dataflow import Features
 from tqppo.queue.client import Queue
 from tqppo.queue.meta import BatchMeta, Jagged
 from tqppo.workers.estimator import Estimator, EstimatorSpec, describe_rows
@@ -21,6 +23,9 @@ def queue() -> Iterator[Queue]:
     queue = Queue.create("simple", local=True)
     yield queue
     queue.close()
+
+
+ENGINE_ONLY = Features(recomputes_old_logprobs=False)
 
 
 def tags(uid: str, session: int, trajectory: int = 0, *, length: int = 2, **more: Any) -> dict[str, Any]:
@@ -43,7 +48,13 @@ def put(queue: Queue, rows: list[dict[str, Any]], rewards: list[float], **column
 
 
 def spec(**changes: Any) -> EstimatorSpec:
-    settings = {"advantage": "grpo", "options": EstimateOptions(), "max_prompt_tokens": 8, "max_response_tokens": 4}
+    settings = {
+        "advantage": "grpo",
+        "options": EstimateOptions(),
+        "max_prompt_tokens": 8,
+        "max_response_tokens": 4,
+        "features": ENGINE_ONLY,
+    }
     return EstimatorSpec(**{**settings, **changes})
 
 
@@ -74,7 +85,7 @@ def test_padding_changes_nothing(queue: Queue) -> None:
 def test_the_kl_penalty_is_taken_off_and_reported(queue: Queue) -> None:
     rows = [tags("a", 0), tags("a", 1)]
     batch = put(queue, rows, [1.0, 0.0], old_logprobs=-1.0, ref_logprobs=-1.5, rollout_logprobs=-1.0)
-    _, metrics = estimate(queue, batch, kl_reward="k1", kl_coef=0.1)
+    _, metrics = estimate(queue, batch, features=Features(kl_in_reward=True), kl_reward="k1", kl_coef=0.1)
     assert metrics["actor/reward_kl_penalty"] == pytest.approx(0.5)
     assert metrics["critic/rewards/mean"] == pytest.approx(0.5 - 0.1 * 2 * 0.5)
     assert metrics["critic/score/mean"] == pytest.approx(0.5)
@@ -83,35 +94,48 @@ def test_the_kl_penalty_is_taken_off_and_reported(queue: Queue) -> None:
 def test_corrections_and_rejections_are_columns_of_their_own(queue: Queue) -> None:
     rows = [tags("a", 0), tags("a", 1)]
     batch = put(queue, rows, [1.0, 0.0], old_logprobs=-1.0, rollout_logprobs=-3.0)
-    columns, metrics = estimate(queue, batch, correction="token", correction_cap=2.0)
+    columns, metrics = estimate(
+        queue, batch, features=Features(has_correction_weights=True), correction="token", correction_cap=2.0
+    )
     assert set(columns["correction_weights"].values().tolist()) == {2.0}
     assert metrics["rollout_corr/rollout_is_max"] == 2.0
     again = put(queue, [tags("b", 0), tags("b", 1)], [1.0, 0.0], old_logprobs=-1.0, rollout_logprobs=-3.0)
-    columns, metrics = estimate(queue, again, reject="token", reject_threshold=2.0)
+    columns, metrics = estimate(
+        queue, again, features=Features(has_loss_mask=True), reject="token", reject_threshold=2.0
+    )
     assert not columns["loss_mask"].values().any()
 
 
 def test_gae_adds_returns_and_remax_uses_the_greedy_reward(queue: Queue) -> None:
     rows = [tags("a", 0), tags("a", 1)]
-    columns, _ = estimate(queue, put(queue, rows, [1.0, 0.0], values=0.5), advantage="gae")
+    columns, _ = estimate(
+        queue,
+        put(queue, rows, [1.0, 0.0], values=0.5),
+        features=replace(ENGINE_ONLY, uses_values=True),
+        advantage="gae",
+    )
     assert columns["returns"].values().tolist() == pytest.approx([0.975, 1.0, 0.025, 0.0], abs=1e-6)
     again = put(queue, [tags("b", 0), tags("b", 1)], [1.0, 0.0])
     again = queue.put(again, {"baseline_reward": torch.tensor([0.25, 0.25])})
-    columns, _ = estimate(queue, again, advantage="remax")
+    columns, _ = estimate(queue, again, features=replace(ENGINE_ONLY, has_greedy_baseline=True), advantage="remax")
     assert columns["advantages"].values().tolist() == pytest.approx([0.75, 0.75, -0.25, -0.25])
 
 
 def test_a_models_score_is_added_with_its_weight(queue: Queue) -> None:
     batch = put(queue, [tags("a", 0), tags("a", 1)], [1.0, 0.0])
     batch = queue.put(batch, {"model_score": torch.tensor([0.0, 2.0])})
-    columns, metrics = estimate(queue, batch, model_score_weight=1.0)
+    columns, metrics = estimate(
+        queue, batch, features=replace(ENGINE_ONLY, has_reward_model=True), model_score_weight=1.0
+    )
     assert metrics["critic/score/mean"] == 1.5
     assert columns["advantages"].values()[0] < 0 < columns["advantages"].values()[-1]
 
 
 def test_session_weights_share_one_among_the_rows_of_a_session(queue: Queue) -> None:
     rows = [tags("a", 0, 0), tags("a", 0, 1), tags("a", 1)]
-    columns, _ = estimate(queue, put(queue, rows, [1.0, 1.0, 0.0]), session_mean=True)
+    columns, _ = estimate(
+        queue, put(queue, rows, [1.0, 1.0, 0.0]), features=replace(ENGINE_ONLY, has_session_weights=True)
+    )
     assert columns["session_weight"].tolist() == [0.5, 0.5, 1.0]
 
 
@@ -120,7 +144,7 @@ def test_trajectories_are_written_as_text_without_padding(queue: Queue, tmp_path
     batch = put(queue, rows, [1.0, 0.0, 0.0], rollout_logprobs=-0.5)
     estimator = Estimator(spec(tokenizer=str(tiny_model)), queue)
     estimator.estimate(batch, 0.0)
-    estimator.dump(batch, str(tmp_path / "step_000001.jsonl"))
+    estimator.write_trajectories(batch, tmp_path / "step_000001.jsonl")
     lines = [json.loads(line) for line in (tmp_path / "step_000001.jsonl").read_text().splitlines()]
     assert [line["session"] for line in lines] == [0, 1]
     assert lines[0]["logprobs"] == [-0.5, -0.5]

@@ -55,6 +55,6 @@ def test_a_classifier_with_several_labels_is_refused(tiny_model: Path, tmp_path:
 def test_reference_gives_the_untrained_actor_s_logprobs(make_actor: Any, spec: RoleSpec, rows: dict[str, Any]) -> None:
     reference = Reference(spec)
     reference.start()
-    found, expected = reference.logprobs(rows)["ref_logprobs"], make_actor().logprobs(rows)["old_logprobs"]
+    found, expected = reference.logprobs(rows)["ref_logprobs"], make_actor().old_logprobs(rows)["old_logprobs"]
     assert torch.equal(found.values(), expected.values())
     assert not any(p.requires_grad for p in reference.model.parameters())

@@ -123,12 +123,11 @@ def to_tokens(scalars: Tensor, mask: Tensor, lengths: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class EstimateOptions:
-    """algorithm.gamma, lam and single_session of the config; `zero_variance` is for groups of equal rewards."""
+    """The settings algorithm.gamma, lam and single_session."""
 
     gamma: float = 1.0
     lam: float = 0.95
     single_session: Fallback = "zero"
-    zero_variance: Fallback = "zero"
 
 
 def estimate(
@@ -172,7 +171,6 @@ def _estimate_groups(
         rows,
         num_tokens=row_counts(mask, rows.lengths) if name == "opo" else None,
         single_session=options.single_session,
-        zero_variance=options.zero_variance,
     )
     tokens = to_tokens(groups.scalars, mask, rows.lengths)
     tokens = whiten(tokens, mask) if name == "reinforce_plus_plus_baseline" else tokens

@@ -128,18 +128,17 @@ def estimate_groups(
     *,
     num_tokens: Tensor | None = None,
     single_session: Fallback = "zero",
-    zero_variance: Fallback = "zero",
 ) -> GroupEstimate:
-    """Each row's scalar. `single_session` and `zero_variance` are what groups that compare nothing get instead:
-    0, or the reward as it is; they are counted.
+    """Each row's scalar. Groups of equal rewards get 0; groups of one session get 0 or, by `single_session`, their
+    reward as it is. Both are counted.
     """
     sessions = sessions_of(reward, rows, num_tokens)
     size = sessions.size
     is_single = size == 1
     is_flat = ~is_single & (sessions.max(sessions.rewards) == -sessions.max(-sessions.rewards))
     scalars = estimator(sessions)
-    for where, fallback in ((is_single, single_session), (is_flat, zero_variance)):
-        scalars = torch.where(where, sessions.rewards if fallback == "raw" else 0.0, scalars)
+    scalars = torch.where(is_single, sessions.rewards if single_session == "raw" else 0.0, scalars)
+    scalars = torch.where(is_flat, 0.0, scalars)
     real = ~rows.is_padding
     if not sessions.num_groups:
         return GroupEstimate(torch.zeros_like(reward), torch.zeros_like(real), {"training/groups": 0.0})

@@ -38,8 +38,8 @@ class PolicyOptions:
     clip_low: float = 0.2
     clip_high: float = 0.2
     clip_dual: float = 3.0  # 0: off
-    tau_positive: float = 1.0
-    tau_negative: float = 1.05
+    sapo_tau_positive: float = 1.0
+    sapo_tau_negative: float = 1.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +166,7 @@ def sapo(tokens: PolicyTokens, options: PolicyOptions) -> Terms:
     log_ratio, pull = _log_ratio_and_pull(tokens)
     ratio = log_ratio.exp()
     is_positive = (-pull).sign_().clamp_(min=0.0)  # 1 or 0; torch.where is slow on a CPU
-    tau = is_positive.mul_(options.tau_positive - options.tau_negative).add_(options.tau_negative)
+    tau = is_positive.mul_(options.sapo_tau_positive - options.sapo_tau_negative).add_(options.sapo_tau_negative)
     gate = (ratio - 1.0).mul_(tau).sigmoid_()
     losses = (gate * pull).div_(tau).mul_(4.0)
     slope = ratio.mul_(gate).mul_(1.0 - gate).mul_(pull).mul_(4.0)

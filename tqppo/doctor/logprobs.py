@@ -33,7 +33,7 @@ def measure(
         tokenizer = AutoTokenizer.from_pretrained(
             config.model.tokenizer or model, trust_remote_code=config.model.trust_remote_code
         )
-        places = specs.Places(model, config.model.tokenizer or model, Path(folder) / "logs", "")
+        places = specs.RunPaths(model, config.model.tokenizer or model, Path(folder) / "logs", "")
         engine = specs.rollout_spec(config, places, eos_tokens(tokenizer)).engine
         if config.rollout.endpoints:
             engine = replace(engine, endpoint=config.rollout.endpoints[0])

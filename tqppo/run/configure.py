@@ -1,23 +1,29 @@
-"""From the config to what each part is told: plain values, and for each part only its own. No torch."""
+"""From the config to the spec of each process: plain values, and for each process only its own."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from tqppo.config.sections import Config, OptimizerSection
-from tqppo.protocols import EngineSpec, Sampling
-from tqppo.rewards.scorer import ScorerSpec
-from tqppo.workers.specs import ModelSpec, OptimizerSpec, PolicyLossSpec, RoleSpec, ValueLossSpec
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from tqppo.rollout.worker import RolloutSpec
-    from tqppo.workers.estimator import EstimatorSpec
+    from _typeshed import DataclassInstance
+
+from tqppo.algorithms.advantages import EstimateOptions
+from tqppo.algorithms.losses import PolicyOptions
+from tqppo.config import facts
+from tqppo.config.sections import Config, OptimizerSection, Section
+from tqppo.protocols import EngineSpec, Sampling
+from tqppo.rewards.scorer import ScorerSpec
+from tqppo.rollout.worker import RolloutSpec
+from tqppo.workers.estimator import EstimatorSpec
+from tqppo.workers.specs import ModelSpec, OptimizerSpec, PolicyLossSpec, RoleSpec, ValueLossSpec
+
+Options = TypeVar("Options", bound="DataclassInstance")
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class RunPaths:
     """Folders that the config does not know: where this run's model, logs and published weights are."""
 
     model: str
@@ -37,17 +43,16 @@ def sampling(config: Config, *, temperature: float | None = None) -> Sampling:
     )
 
 
-def context_tokens(config: Config) -> int:
-    return config.rollout.max_context_tokens or config.data.max_prompt_tokens + config.rollout.max_new_tokens
+def options_of(kind: type[Options], section: Section) -> Options:
+    """An algorithm's options, each from the setting of the same name."""
+    return kind(**{field.name: getattr(section, field.name) for field in fields(kind)})
 
 
-def rollout_spec(config: Config, places: Places, eos_token_ids: tuple[int, ...]) -> RolloutSpec:
-    from tqppo.rollout.worker import RolloutSpec
-
+def rollout_spec(config: Config, paths: RunPaths, eos_token_ids: tuple[int, ...]) -> RolloutSpec:
     rollout, model = config.rollout, config.model
     engine = EngineSpec(
-        model=places.model,
-        max_context_tokens=context_tokens(config),
+        model=paths.model,
+        max_context_tokens=facts.context_tokens(config),
         max_running=rollout.max_running,
         dtype=model.dtype,
         attention=model.attention,
@@ -56,7 +61,7 @@ def rollout_spec(config: Config, places: Places, eos_token_ids: tuple[int, ...])
         deterministic=config.run.deterministic,
         threads=config.run.threads or 1,
         seed=config.run.seed,
-        log_dir=str(places.logs),
+        log_dir=str(paths.logs),
         python=rollout.python,
         host=rollout.host,
         tensor_parallel=rollout.tensor_parallel,
@@ -69,7 +74,7 @@ def rollout_spec(config: Config, places: Places, eos_token_ids: tuple[int, ...])
     return RolloutSpec(
         backend=rollout.backend,
         engine=engine,
-        tokenizer=places.tokenizer,
+        tokenizer=paths.tokenizer,
         reward=ScorerSpec.of(config.reward, max_new_tokens=rollout.max_new_tokens),
         agent=rollout.agent,
         agent_args=dict(rollout.agent_args),
@@ -96,6 +101,7 @@ def model_spec(config: Config, path: str, *, lora: bool = False, checkpointing: 
 def _role(config: Config, model: ModelSpec, micro_batch_tokens: int, **more: Any) -> RoleSpec:
     return RoleSpec(
         model=model,
+        features=facts.features(config),
         temperature=config.rollout.temperature,
         micro_batch_tokens=micro_batch_tokens,
         threads=config.run.threads,
@@ -120,54 +126,38 @@ def _optimizer(section: OptimizerSection, lr: float, total_steps: int) -> Optimi
     )
 
 
-def _horizon(config: Config) -> int:
-    return config.algorithm.horizon or config.rollout.max_new_tokens
-
-
-def actor_spec(config: Config, places: Places) -> RoleSpec:
+def actor_spec(config: Config, paths: RunPaths) -> RoleSpec:
     actor, algorithm = config.actor, config.algorithm
     loss = PolicyLossSpec(
         name=algorithm.loss,
-        old_column="old_logprobs" if algorithm.old_logprobs == "recompute" else "rollout_logprobs",
+        options=options_of(PolicyOptions, algorithm),
         aggregate=algorithm.aggregate,
-        horizon=_horizon(config),
-        clip_low=algorithm.clip_low,
-        clip_high=algorithm.clip_high,
-        clip_dual=algorithm.clip_dual,
-        sapo_tau_positive=algorithm.sapo_tau_positive,
-        sapo_tau_negative=algorithm.sapo_tau_negative,
+        horizon=facts.horizon(config),
         kl=algorithm.kl_loss,
         kl_coef=algorithm.kl_loss_coef,
         entropy_coef=algorithm.entropy_coef,
-        has_correction=algorithm.correction != "none",
-        has_loss_mask=algorithm.reject != "none",
     )
-    model = model_spec(config, places.model, lora=True, checkpointing=actor.gradient_checkpointing)
+    model = model_spec(config, paths.model, lora=True, checkpointing=actor.gradient_checkpointing)
     return _role(
         config,
         model,
         actor.micro_batch_tokens,
         optimizer=_optimizer(actor, actor.lr, config.run.max_steps),
         policy_loss=loss,
-        publish_dir=places.publish,
+        publish_dir=paths.publish,
     )
 
 
-def critic_spec(config: Config, places: Places) -> RoleSpec:
+def critic_spec(config: Config, paths: RunPaths) -> RoleSpec:
     critic = config.critic
-    model = model_spec(config, critic.path or places.model, checkpointing=critic.gradient_checkpointing)
-    loss = ValueLossSpec(
-        clip=critic.value_clip,
-        aggregate=config.algorithm.aggregate,
-        horizon=_horizon(config),
-        has_loss_mask=config.algorithm.reject != "none",
-    )
+    model = model_spec(config, critic.path or paths.model, checkpointing=critic.gradient_checkpointing)
+    loss = ValueLossSpec(clip=critic.value_clip, aggregate=config.algorithm.aggregate, horizon=facts.horizon(config))
     optimizer = _optimizer(critic, critic.lr, config.run.max_steps)
     return _role(config, model, critic.micro_batch_tokens, optimizer=optimizer, value_loss=loss)
 
 
-def reference_spec(config: Config, places: Places) -> RoleSpec:
-    path = config.reference.path or places.model
+def reference_spec(config: Config, paths: RunPaths) -> RoleSpec:
+    path = config.reference.path or paths.model
     return _role(config, model_spec(config, path), config.reference.micro_batch_tokens)
 
 
@@ -175,33 +165,21 @@ def reward_model_spec(config: Config) -> RoleSpec:
     return _role(config, model_spec(config, config.reward_model.path), config.reward_model.micro_batch_tokens)
 
 
-def estimator_spec(config: Config, places: Places) -> EstimatorSpec:
-    from tqppo.algorithms.advantages import EstimateOptions
-    from tqppo.workers.estimator import EstimatorSpec
-
+def estimator_spec(config: Config, paths: RunPaths) -> EstimatorSpec:
     algorithm = config.algorithm
     return EstimatorSpec(
         advantage=algorithm.advantage,
-        options=EstimateOptions(gamma=algorithm.gamma, lam=algorithm.lam, single_session=algorithm.single_session),
+        options=options_of(EstimateOptions, algorithm),
         max_prompt_tokens=config.data.max_prompt_tokens,
         max_response_tokens=config.rollout.max_new_tokens,
-        old_logprobs="old_logprobs" if algorithm.old_logprobs == "recompute" else "rollout_logprobs",
-        kl_reward=algorithm.kl_reward if algorithm.kl_reward_coef > 0 else "none",
+        features=facts.features(config),
+        kl_reward=algorithm.kl_reward,
         correction=algorithm.correction,
         correction_cap=algorithm.correction_cap,
         correction_floor=algorithm.correction_floor,
         reject=algorithm.reject,
         reject_threshold=algorithm.reject_threshold,
         model_score_weight=config.reward_model.weight,
-        session_mean=algorithm.aggregate == "session-mean",
-        tokenizer=places.tokenizer,
+        tokenizer=paths.tokenizer,
         trust_remote_code=config.model.trust_remote_code,
     )
-
-
-def role_spec(config: Config, places: Places, role: str) -> RoleSpec:
-    if role == "actor":
-        return actor_spec(config, places)
-    if role == "critic":
-        return critic_spec(config, places)
-    return reference_spec(config, places) if role == "reference" else reward_model_spec(config)

@@ -1,21 +1,17 @@
-"""The training loop: steps, validation, checkpoints, metrics, signals. `run` builds the parts and calls it."""
+"""The training loop: steps, validation, checkpoints, metrics, signals. `start` builds the run and calls it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from time import perf_counter
+from typing import Any
 
 from tqppo.errors import QueueError
+from tqppo.protocols import Metrics
 from tqppo.run.checkpoint import CheckpointStore
 from tqppo.run.signals import StopRequest
-
-Metrics = dict[str, float]
-
-
-class Trainer(Protocol):
-    def step(self, step: int) -> Metrics: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +35,13 @@ class Schedule:
 class Loop:
     """One attempt at a run, from `start` (the step of the checkpoint, or 0) to the last step or a signal."""
 
-    trainer: Trainer
+    step: Callable[[int], Metrics]
     schedule: Schedule
     stop: StopRequest
     store: CheckpointStore
     log: Callable[[int, Metrics], None]  # durable when it returns
     validate: Callable[[], Metrics]
-    measure: Callable[[Metrics], Metrics]  # timings, throughput, counts of the step that just ended
+    measure: Callable[[Metrics, float], Metrics]  # adds timings and throughput, from the step's wall clock in seconds
     leftovers: Callable[[], list[str]]  # keys still in the queue
     save_parts: Callable[[Path], None]
     driver_state: Callable[[], dict[str, Any]]
@@ -62,10 +58,12 @@ class Loop:
         return 0
 
     def _one(self, step: int) -> None:
-        metrics = self.trainer.step(step)
+        began = perf_counter()
+        metrics = self.step(step)
+        seconds = perf_counter() - began
         if left := self.leftovers():
             raise QueueError(f"step {step} left {len(left)} keys in the queue: {', '.join(left[:8])}")
-        metrics = self.measure(metrics)
+        metrics = self.measure(metrics, seconds)
         if self.schedule.validates(step):
             metrics |= self.validate()
         # The metrics of a step are on disk before its checkpoint is: a resumed run cuts them back to its

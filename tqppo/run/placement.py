@@ -1,52 +1,73 @@
-"""Who asks Ray for how much: the roles of a run, and whether the cluster has it. No torch."""
+"""What the run's processes ask of Ray, and whether the cluster has it.
+
+Asked before any process starts, because Ray waits for ever for resources that no node has.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from tqppo.config import facts
 from tqppo.config.sections import Config
-from tqppo.run.resources import Demand
+from tqppo.errors import PreflightError
 
 
 @dataclass(frozen=True, slots=True)
-class Shares:
-    """What one process of any role asks for. Roles that take turns share a device; Ray must not wait for one each."""
+class ProcessShares:
+    """What one process reserves. Roles that take turns on a device reserve a fraction each, so that all fit at once."""
 
     cpus: float
     gpus: float
     engine_gpus: float
 
 
-def roles(config: Config) -> dict[str, int]:
-    """Every role of the run that holds a model, with its number of processes."""
-    found = {"actor": config.actor.ranks}
-    if config.mode == "ppo":
-        found["critic"] = config.critic.ranks
-    if needs_reference(config) and not config.model.lora_rank:
-        found["reference"] = config.reference.ranks
-    if config.reward_model.path:
-        found["reward_model"] = config.reward_model.ranks
-    found["rollout"] = len(config.rollout.endpoints) or config.rollout.replicas
-    return found
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What one role asks of Ray: a number of processes, and the resources of each."""
+
+    role: str
+    processes: int
+    cpus: float = 1.0
+    gpus: float = 0.0
 
 
-def shares(config: Config) -> Shares:
-    cluster, sharing = config.cluster, len(roles(config)) if config.cluster.colocate else 1
+def process_shares(config: Config) -> ProcessShares:
+    cluster = config.cluster
+    sharing = len(facts.roles(config)) if cluster.colocate else 1
     gpus = 1.0 / sharing if cluster.gpus_per_node else 0.0
-    return Shares(cluster.cpus_per_worker / sharing, gpus, gpus * config.rollout.tensor_parallel)
+    return ProcessShares(cluster.cpus_per_worker / sharing, gpus, gpus * config.rollout.tensor_parallel)
 
 
 def demands(config: Config) -> list[Demand]:
-    share = shares(config)
+    share = process_shares(config)
     return [
         Demand(role, count, share.cpus, share.engine_gpus if role == "rollout" else share.gpus)
-        for role, count in roles(config).items()
+        for role, count in facts.roles(config).items()
     ]
 
 
-def needs_reference(config: Config) -> bool:
-    """Whether a KL is measured anywhere."""
-    algorithm = config.algorithm
-    in_reward = algorithm.kl_reward != "none" and algorithm.kl_reward_coef > 0
-    in_loss = algorithm.kl_loss != "none" and algorithm.kl_loss_coef > 0
-    return in_reward or in_loss
+def check_resources(demands: Sequence[Demand], available: Mapping[str, float]) -> None:
+    """Raise `PreflightError` with the sums if the demands exceed `available`, as `ray.cluster_resources()` gives it."""
+    problems = [
+        _shortage([(demand, demand.cpus) for demand in demands], "CPU", float(available.get("CPU", 0.0))),
+        _shortage([(demand, demand.gpus) for demand in demands], "GPU", float(available.get("GPU", 0.0))),
+    ]
+    found = [problem for problem in problems if problem]
+    if found:
+        raise PreflightError("\n".join(found))
+
+
+_ADVICE = {
+    "CPU": "lower cluster.cpus_per_worker, use fewer ranks or replicas, or join a larger cluster (cluster.address)",
+    "GPU": "use fewer ranks or replicas, set cluster.colocate, or join a larger cluster (cluster.address)",
+}
+
+
+def _shortage(amounts: Sequence[tuple[Demand, float]], label: str, available: float) -> str:
+    asked = [(demand, amount) for demand, amount in amounts if amount > 0]
+    total = sum(demand.processes * amount for demand, amount in asked)
+    if total <= available + 1e-6:  # fractions of a GPU rarely add up to exactly 1
+        return ""
+    terms = " + ".join(f"{demand.role} {demand.processes} × {amount:g}" for demand, amount in asked)
+    return f"the plan needs {total:g} {label}s, the cluster has {available:g}: {terms} = {total:g}\n  {_ADVICE[label]}"

@@ -26,7 +26,7 @@ from tqppo.run.loop import Loop, Schedule
 from tqppo.run.signals import Aborted, StopRequest
 
 if TYPE_CHECKING:
-    from tqppo.run.parts import Parts
+    from tqppo.run.live import LiveRun
 
 # What a resumed run may change: how long it goes on, what it writes, how patient it is. Nothing that it computes.
 MAY_CHANGE = (
@@ -180,7 +180,7 @@ class Attempt:
                     )
                 )
             stop.listen_again()
-            parts = self._build(logs, stack)
+            run = self._build(logs, stack)
             self.trackers = trackers.load(
                 config.logging.trackers,
                 self.folder.path,
@@ -190,28 +190,28 @@ class Attempt:
             )
             stack.callback(self.trackers.close)
             stack.callback(stop.ignore)  # the first of all that takes down
-            loop = self._loop(parts, stop)
+            loop = self._loop(run, stop)
             self.is_training = True
             code = loop.run(self.start)
-            self._farewell(code)
+            self._print_ending(code)
         return code
 
     def _object_store_bytes(self) -> int:
         return int(self.config.storage.budget_gb * 2**30) if self.config.storage.backend == "ray" else 0
 
-    def _build(self, logs: Path, stack: ExitStack) -> Parts:
+    def _build(self, logs: Path, stack: ExitStack) -> LiveRun:
         from tqppo.run.build import build
 
-        parts = build(self.config, self.folder, logs, stack, self.display.stage)
+        run = build(self.config, self.folder, logs, stack, self.display.stage)
         if self.checkpoint is not None:
             with self.display.stage(f"loading the checkpoint of step {self.start}"):
-                parts.load(self.checkpoint.folder, self.checkpoint.driver_state(), self.start)
-        return parts
+                run.load(self.checkpoint.folder, self.checkpoint.driver_state(), self.start)
+        return run
 
-    def _loop(self, parts: Parts, stop: StopRequest) -> Loop:
+    def _loop(self, run: LiveRun, stop: StopRequest) -> Loop:
         config = self.config
         return Loop(
-            trainer=parts.trainer,
+            step=run.trainer.step,
             schedule=Schedule(
                 max_steps=config.run.max_steps,
                 validate_every=config.validation.interval,
@@ -226,12 +226,12 @@ class Attempt:
                 keep_every=config.checkpoint.keep_every,
             ),
             log=self._log,
-            validate=parts.validate,
-            measure=parts.measure,
-            leftovers=parts.leftovers,
-            save_parts=parts.save,
-            driver_state=parts.driver_state,
-            export=lambda: self._export(parts),
+            validate=run.validate,
+            measure=run.measure,
+            leftovers=run.leftovers,
+            save_parts=run.save,
+            driver_state=run.driver_state,
+            export=lambda: self._export(run),
         )
 
     def _log(self, step: int, metrics: dict[str, float]) -> None:
@@ -239,17 +239,17 @@ class Attempt:
         self.trackers.log(step, metrics)
         self.display.step(step, metrics)
 
-    def _export(self, parts: Parts) -> None:
+    def _export(self, run: LiveRun) -> None:
         if not self.config.checkpoint.export:
             return
         with self.display.stage("exporting the model"):
             partial = self.folder.export.with_name(".partial-hf")
             shutil.rmtree(partial, ignore_errors=True)
-            parts.groups["actor"].export(str(partial.resolve()))
+            run.export(partial)
             shutil.rmtree(self.folder.export, ignore_errors=True)
             partial.rename(self.folder.export)
 
-    def _farewell(self, code: int) -> None:
+    def _print_ending(self, code: int) -> None:
         folder, name = self.folder, self.folder.name
         steps = f"{self.display.progress.step} of {self.config.run.max_steps} steps"
         places = {"run": str(folder.path), "metrics": str(folder.metrics), "checkpoints": str(folder.checkpoints)}

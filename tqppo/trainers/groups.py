@@ -1,14 +1,15 @@
-"""Which groups form a training batch: draws prompts, has them sampled, judges the groups that come back."""
+"""Which groups form a training batch: draw prompts, have them sampled, sort the groups that come back."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from tqppo.data.prompts import Prompt
 from tqppo.errors import TrainingAborted
+from tqppo.protocols import Metrics
 from tqppo.queue.client import Queue
 from tqppo.queue.meta import BatchMeta
 
@@ -18,7 +19,7 @@ Generate = Callable[[Sequence[tuple[int, Prompt]]], None]
 
 @dataclass(slots=True)
 class Group:
-    """The rows of one prompt, and what its marker says."""
+    """The rows of one prompt, and the outcome that its marker gives."""
 
     uid: str
     status: str
@@ -26,51 +27,60 @@ class Group:
     rows: BatchMeta
 
     def has_no_signal(self) -> bool:
-        """Whether all sessions earned the same: a group estimator would give every one of them 0."""
+        """Whether all sessions earned the same reward, so that a group estimator gives each of them 0."""
         return len({tags["reward"] for tags in self.rows.tags}) <= 1
 
 
-class Replay:
-    """Collects whole groups from the queue. `counts` says what happened to the others in the last step."""
+@dataclass(slots=True)
+class Sorted:
+    """The groups of a step so far, and how many rows were taken out."""
 
-    def __init__(
-        self,
-        queue: Queue,
-        draw: Callable[[int], list[Prompt]],
-        *,
-        on_incomplete: Incomplete,
-        filter_groups: bool,
-        max_rounds: int,
-    ) -> None:
-        self.queue = queue
-        self.draw = draw
-        self.on_incomplete = on_incomplete
-        self.filter_groups = filter_groups
-        self.max_rounds = max_rounds
-        self.counts: dict[str, float] = {}
+    kept: list[Group] = field(default_factory=list)
+    without_signal: list[Group] = field(default_factory=list)  # spare: used if the rounds run out
+    num_to_replace: int = 0
+    num_filtered: int = 0
+    num_failed: int = 0
 
-    def collect(self, num_prompts: int, generate: Generate) -> BatchMeta:
+    def metrics(self) -> Metrics:
+        return {
+            "training/filter_groups/evicted_samples": float(self.num_filtered),
+            "training/rollout_failure/evicted_samples": float(self.num_failed),
+        }
+
+
+@dataclass(frozen=True)
+class GroupCollector:
+    """Collects whole groups from the queue, and replaces those that the config leaves out."""
+
+    queue: Queue
+    draw: Callable[[int], list[Prompt]]
+    on_incomplete: Incomplete
+    filter_groups: bool
+    max_rounds: int
+
+    def collect(self, num_prompts: int, generate: Generate) -> tuple[BatchMeta, Metrics]:
         """A batch of `num_prompts` groups in canonical order; its rows and no others are left in the queue."""
-        self.counts = {"training/filter_groups/evicted_samples": 0.0, "training/rollout_failure/evicted_samples": 0.0}
-        kept: list[Group] = []
-        spare: list[Group] = []
+        found = Sorted()
         wanted, drawn = num_prompts, 0
         for _ in range(self.max_rounds):
             prompts = self.draw(wanted)
             generate(list(enumerate(prompts, start=drawn)))
             drawn += len(prompts)
-            refill = self._judge(self._settled(prompts), kept, spare)
-            wanted = num_prompts - len(kept) if refill or self.filter_groups else 0
+            found.num_to_replace = 0
+            self._sort(self._settled(prompts), found)
+            wanted = num_prompts - len(found.kept) if found.num_to_replace or self.filter_groups else 0
             if wanted <= 0:
                 break
-        kept += spare[: max(0, wanted)]  # out of rounds: groups without signal keep the batch's size, and add nothing
-        self._evict(spare[max(0, wanted) :], "filter_groups")
+        # Out of rounds: groups without signal keep the batch's size, and add nothing to the gradient.
+        missing = max(0, wanted)
+        kept = found.kept + found.without_signal[:missing]
+        found.num_filtered += self._clear(found.without_signal[missing:])
         if not kept:
             raise TrainingAborted("no trajectories: every group of this step failed or was dropped")
-        return BatchMeta.join([group.rows for group in kept]).in_order()
+        return BatchMeta.join([group.rows for group in kept]).in_order(), found.metrics()
 
     def _settled(self, prompts: Sequence[Prompt]) -> list[Group]:
-        """The groups of these prompts, in order; the markers leave the queue here."""
+        """The groups of these prompts, in order. Their markers are removed from the queue."""
         uids = [prompt.uid for prompt in prompts]
         markers = self.queue.wait(uids, where={"status": ("finished", "failed", "dropped")})
         self.queue.clear(markers)
@@ -84,9 +94,8 @@ class Replay:
             for uid, tags in zip(markers.keys, markers.tags, strict=True)
         ]
 
-    def _judge(self, groups: list[Group], kept: list[Group], spare: list[Group]) -> int:
-        """Sort groups into kept and spare, clear the dropped ones; returns how many want a replacement."""
-        refill = 0
+    def _sort(self, groups: list[Group], found: Sorted) -> None:
+        """Keep each group, set it aside, or clear its rows."""
         for group in groups:
             failed = group.status == "failed" and self.on_incomplete != "keep"
             if failed and self.on_incomplete == "error":
@@ -95,16 +104,16 @@ class Replay:
                     'rollout.on_incomplete_group = "drop", "keep" or "refill" would go on'
                 )
             if failed or group.status == "dropped" or not len(group.rows):
-                self._evict([group], "rollout_failure")
-                refill += self.on_incomplete == "refill"
+                found.num_failed += self._clear([group])
+                found.num_to_replace += self.on_incomplete == "refill"
             elif self.filter_groups and group.has_no_signal():
-                spare.append(group)
+                found.without_signal.append(group)
             else:
-                kept.append(group)
-        return refill
+                found.kept.append(group)
 
-    def _evict(self, groups: list[Group], cause: str) -> None:
+    def _clear(self, groups: list[Group]) -> int:
+        """Remove the groups' rows from the queue; returns how many there were."""
         for group in groups:
-            self.counts[f"training/{cause}/evicted_samples"] += len(group.rows)
             if len(group.rows):
                 self.queue.clear(group.rows)
+        return sum(len(group.rows) for group in groups)

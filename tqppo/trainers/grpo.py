@@ -1,24 +1,56 @@
-"""GRPO and its relatives: several sessions per prompt, compared with each other instead of with a critic."""
+"""GRPO and its relatives: several sessions per prompt, compared with each other instead of with a critic.
+
+`batch` holds names only: keys, tags, and which columns exist. Tensors stay in the queue, in the memory of the node that
+made them; each stage reads its columns there, on its own workers, and puts new ones back.
+"""
 
 from __future__ import annotations
 
-from tqppo.trainers.stages import Metrics, Stages
+from dataclasses import dataclass
+
+from tqppo.protocols import Metrics
+from tqppo.queue.client import Queue
+from tqppo.trainers.stages import (
+    ActorStage,
+    AdvantageStage,
+    PaddingStage,
+    ReferenceStage,
+    RewardModelStage,
+    RolloutStage,
+    Stages,
+)
 
 
+@dataclass(frozen=True)
 class GrpoTrainer:
-    def __init__(self, stages: Stages) -> None:
-        self.stages = stages
+    queue: Queue
+    rollout: RolloutStage
+    reward_model: RewardModelStage
+    padding: PaddingStage
+    actor: ActorStage
+    reference: ReferenceStage
+    advantages: AdvantageStage
+
+    @classmethod
+    def build(cls, stages: Stages) -> GrpoTrainer:
+        return cls(
+            queue=stages.queue,
+            rollout=stages.rollout,
+            reward_model=stages.reward_model,
+            padding=stages.padding,
+            actor=stages.actor,
+            reference=stages.reference,
+            advantages=stages.advantages,
+        )
 
     def step(self, step: int) -> Metrics:
-        """One training step. Beside each stage: the columns that it adds to the batch."""
-        s = self.stages
-        batch = s.rollout.generate(step)  # tokens, response_mask, rollout_logprobs, reward
-        batch = s.reward_model.score(batch)  # + model_score
-        batch = s.padding.fill(batch, step)
-        batch = s.old_policy.logprobs(batch)  # + old_logprobs
-        batch = s.reference.logprobs(batch)  # + ref_logprobs
-        batch = s.advantages.estimate(batch, step)  # + advantages
-        metrics = s.actor.update(batch, step)
-        s.rollout.load_weights(s.actor.publish(step))
-        s.queue.clear(batch)
+        batch, metrics = self.rollout.generate(step)  # + tokens, response_mask, rollout_logprobs, reward
+        batch = self.reward_model.score(batch)  # + model_score, with a reward model
+        batch, padded = self.padding.fill(batch, step)  # neutral rows, up to a multiple of ranks and mini-batches
+        batch = self.actor.old_logprobs(batch)  # + old_logprobs, unless the engine's are taken
+        batch = self.reference.logprobs(batch)  # + ref_logprobs, with a KL
+        batch, estimated = self.advantages.estimate(batch, step)  # + advantages
+        metrics |= padded | estimated | self.actor.update(batch, step)
+        self.rollout.load_weights(self.actor.publish(step))
+        self.queue.clear(batch)
         return metrics

@@ -1,6 +1,7 @@
-"""What a step is made of: the stages that both trainers share, each taking a batch and giving one back.
+"""What a step is made of: each stage takes a batch and returns it with what it added.
 
-A batch is metadata; what a stage adds to its rows is in the queue.
+A batch is metadata; the columns that a stage adds are in the queue. A stage that a run does without returns its batch
+unchanged. Every stage runs under the step's clock.
 """
 
 from __future__ import annotations
@@ -12,19 +13,29 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, Protocol
 
+from tqppo import dataflow
 from tqppo.algorithms.kl import Controller
 from tqppo.algorithms.padding import num_padding, padding_rows
 from tqppo.columns import column
+from tqppo.data.prompts import Prompt
+from tqppo.dataflow import Features
 from tqppo.metrics.files import spread
-from tqppo.protocols import WeightSource
+from tqppo.protocols import Metrics, WeightSource
 from tqppo.queue.client import Queue
 from tqppo.queue.meta import BatchMeta
-from tqppo.ray_calls import results
-from tqppo.rollout.pool import RolloutPool
 from tqppo.rollout.worker import Assignment, Probe
-from tqppo.trainers.groups import Replay
+from tqppo.trainers.groups import GroupCollector
+from tqppo.workers.actor import Actor
+from tqppo.workers.critic import Critic
+from tqppo.workers.process.group import Group
+from tqppo.workers.reference import Reference
+from tqppo.workers.reward_model import RewardModel
 
-Metrics = dict[str, float]
+
+class Trainer(Protocol):
+    """A mode: `step` is one training step, from prompts to new weights in the engines."""
+
+    def step(self, step: int) -> Metrics: ...
 
 
 class Clock:
@@ -42,60 +53,75 @@ class Clock:
             self.seconds[stage] = self.seconds.get(stage, 0.0) + perf_counter() - start
 
     def take(self) -> Metrics:
+        """The seconds since the last call, as metrics."""
         seconds, self.seconds = self.seconds, {}
         return {f"timing_s/{stage}": value for stage, value in seconds.items()}
 
 
-class Rollout:
-    """Sampling on one side, weights on the other."""
+class Engines(Protocol):
+    """The replicas of the rollout engine."""
 
-    def __init__(self, pool: RolloutPool, replay: Replay, clock: Clock, *, assignment: Assignment, num_prompts: int):
-        self.pool = pool
-        self.replay = replay
-        self.clock = clock
-        self.assignment = assignment
-        self.num_prompts = num_prompts
-        self.num_tokens = 0
-        self.metrics: Metrics = {}
-        self.probe: Callable[[], Probe | None] = lambda: None  # what the trainer says of a sequence, after an update
+    def generate(self, prompts: Sequence[tuple[int, Prompt]], task: Assignment) -> None: ...
+    def load_weights(self, source: WeightSource, probe: Probe | None = None) -> None: ...
 
-    def generate(self, step: int) -> BatchMeta:
-        """The whole groups of this step: tokens, response_mask, rollout_logprobs, reward."""
+
+@dataclass(frozen=True)
+class RolloutStage:
+    """Samples the step's groups, and gives the engines new weights."""
+
+    engines: Engines
+    groups: GroupCollector
+    clock: Clock
+    assignment: Assignment
+    num_prompts: int
+    probe: Callable[[], Probe | None]  # what the trainer says of a fixed sequence, to compare the engines with
+
+    def generate(self, step: int) -> tuple[BatchMeta, Metrics]:
+        """Sample whole groups; returns their rows in canonical order."""
         task = replace(self.assignment, step=step)
         with self.clock.time("gen"):
-            batch = self.replay.collect(self.num_prompts, lambda prompts: self.pool.generate(prompts, task))
-        self.num_tokens = sum(tags["seq_len"] for tags in batch.tags)
-        self.metrics = {**self.replay.counts, **tag_metrics(batch.tags)}
-        return batch
+            batch, metrics = self.groups.collect(self.num_prompts, lambda prompts: self.engines.generate(prompts, task))
+        metrics["perf/total_num_tokens"] = float(sum(tags["seq_len"] for tags in batch.tags))
+        return batch, metrics | tag_metrics(batch.tags)
 
     def load_weights(self, source: WeightSource) -> None:
         with self.clock.time("update_weights"):
-            self.pool.load_weights(source, self.probe())
+            self.engines.load_weights(source, self.probe())
 
 
-class Padding:
+@dataclass(frozen=True)
+class RewardModelStage:
+    group: Group[RewardModel] | None
+    clock: Clock
+
+    def score(self, batch: BatchMeta) -> BatchMeta:
+        if self.group is None:
+            return batch
+        with self.clock.time("reward"):
+            return self.group.add_columns(RewardModel.score, batch)
+
+
+@dataclass(frozen=True)
+class PaddingStage:
     """Fills a batch up so that mini-batches and ranks get equal shares. Padding rows hold neutral values only."""
 
-    def __init__(self, queue: Queue, clock: Clock, *, multiple: int) -> None:
-        self.queue = queue
-        self.clock = clock
-        self.multiple = multiple
-        self.metrics: Metrics = {}
+    queue: Queue
+    clock: Clock
+    multiple: int
 
-    def fill(self, batch: BatchMeta, step: int) -> BatchMeta:
+    def fill(self, batch: BatchMeta, step: int) -> tuple[BatchMeta, Metrics]:
         count = num_padding(len(batch), self.multiple)
-        total = len(batch) + count
-        self.metrics = {
+        metrics = {
             "padding/rows": float(count),
-            "padding/fraction": count / total,
+            "padding/fraction": count / (len(batch) + count),
             "padding/multiple": float(self.multiple),
         }
-        if not count:
-            return batch
-        with self.clock.time("pad"):
-            rows = padding_rows(count, self._sizes(batch), step=step)
-            put = self.queue.put(rows.keys, rows.columns, partition=batch.partition, tags=rows.tags)
-        return BatchMeta.join([batch, put])
+        if count:
+            with self.clock.time("pad"):
+                rows = padding_rows(count, self._sizes(batch), step=step)
+                put = self.queue.put(rows.keys, rows.columns, partition=batch.partition, tags=rows.tags)
+            batch = BatchMeta.join([batch, put])
+        return batch, metrics
 
     def _sizes(self, batch: BatchMeta) -> dict[str, tuple[int, ...]]:
         """Each column's sizes beyond the ragged one; only where the declaration leaves them open is a row looked at."""
@@ -109,109 +135,111 @@ class Padding:
         return sizes
 
 
-class Scores(Protocol):
-    def score(self, batch: BatchMeta) -> BatchMeta: ...
+@dataclass(frozen=True)
+class ActorStage:
+    group: Group[Actor]
+    clock: Clock
+    features: Features
+    mini_batch_rows: int  # rows per optimizer step; 0: all of them
 
-
-class Logprobs(Protocol):
-    def logprobs(self, batch: BatchMeta) -> BatchMeta: ...
-
-
-class Absent:
-    """A stage that this run does without: batches pass unchanged."""
-
-    def score(self, batch: BatchMeta) -> BatchMeta:
-        return batch
-
-    def logprobs(self, batch: BatchMeta) -> BatchMeta:
-        return batch
-
-
-class Timed:
-    """A worker group whose calls appear in the step's timings under the names that dashboards know."""
-
-    def __init__(self, group: Any, clock: Clock, **stages: str) -> None:
-        self.group = group
-        self.clock = clock
-        self.stages = stages
-
-    def __getattr__(self, method: str) -> Callable[..., Any]:
-        call = getattr(self.group, method)
-        stage = self.stages.get(method)
-        if stage is None:
-            return call
-
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            with self.clock.time(stage):
-                return call(*args, **kwargs)
-
-        return timed
-
-
-class Learner(Timed):
-    """A group that learns, and how its batch is cut: rows per optimizer step, 0 for all of them."""
-
-    def __init__(self, group: Any, clock: Clock, *, timed_as: str, mini_batch_rows: int, **stages: str) -> None:
-        super().__init__(group, clock, **stages)
-        self.timed_as = timed_as
-        self.mini_batch_rows = mini_batch_rows
+    def old_logprobs(self, batch: BatchMeta) -> BatchMeta:
+        if not dataflow.OLD_LOGPROBS.runs(self.features):
+            return batch
+        with self.clock.time("old_log_prob"):
+            return self.group.add_columns(Actor.old_logprobs, batch)
 
     def update(self, batch: BatchMeta, step: int) -> Metrics:
-        count = len(batch) // self.mini_batch_rows if self.mini_batch_rows else 1
-        with self.clock.time(self.timed_as):
-            return self.group.update(batch, step=step, num_mini_batches=count)
+        count = num_mini_batches(batch, self.mini_batch_rows)
+        with self.clock.time("update_actor"):
+            return self.group.update(Actor.update, batch, step=step, num_mini_batches=count)
+
+    def publish(self, version: int) -> WeightSource:
+        """Write the weights where the engines can load them."""
+        with self.clock.time("update_weights"):
+            return self.group.call(Actor.publish, version)
 
 
-class Advantages:
-    """The estimator worker, and β of the KL in the reward, which the driver steers from step to step."""
+@dataclass(frozen=True)
+class ReferenceStage:
+    """The frozen policy: a group of its own, or with LoRA the actor without its adapter."""
 
-    def __init__(
-        self,
-        worker: Any,
-        clock: Clock,
-        controller: Controller,
-        *,
-        timeout_s: float,
-        dump_to: Callable[[int], Path | None] = lambda step: None,
-    ) -> None:
-        self.worker = worker
-        self.clock = clock
-        self.controller = controller
-        self.timeout_s = timeout_s
-        self.dump_to = dump_to  # where a step's trajectories are written, if they are
-        self.metrics: Metrics = {}
+    group: Group[Reference] | None
+    actor: Group[Actor]
+    clock: Clock
+    features: Features
 
-    def estimate(self, batch: BatchMeta, step: int) -> BatchMeta:
-        batch = self._estimate(batch)
-        if path := self.dump_to(step):
-            with self.clock.time("dump_rollout_generations"):
-                results([self.worker.dump.remote(batch, str(path))], self.timeout_s, "writing trajectories")
-        return batch
+    def logprobs(self, batch: BatchMeta) -> BatchMeta:
+        if not dataflow.REFERENCE_LOGPROBS.runs(self.features):
+            return batch
+        with self.clock.time("ref"):
+            if self.group is None:
+                return self.actor.add_columns(Actor.reference_logprobs, batch)
+            return self.group.add_columns(Reference.logprobs, batch)
 
-    def _estimate(self, batch: BatchMeta) -> BatchMeta:
-        with self.clock.time("adv"):
-            call = self.worker.estimate.remote(batch, self.controller.coef)
-            columns, self.metrics = results([call], self.timeout_s, "the estimator")[0]
-        if "actor/reward_kl_penalty" in self.metrics:
-            self.metrics["actor/reward_kl_penalty_coeff"] = self.controller.coef
-            rows = sum(not tags.get("is_padding") for tags in batch.tags)
-            self.controller = self.controller.after(self.metrics["actor/reward_kl_penalty"], rows)
-        return batch.with_columns(*columns)
+
+@dataclass(frozen=True)
+class CriticStage:
+    group: Group[Critic]
+    clock: Clock
+    mini_batch_rows: int
+
+    def values(self, batch: BatchMeta) -> BatchMeta:
+        with self.clock.time("values"):
+            return self.group.add_columns(Critic.values, batch)
+
+    def update(self, batch: BatchMeta, step: int) -> Metrics:
+        count = num_mini_batches(batch, self.mini_batch_rows)
+        with self.clock.time("update_critic"):
+            return self.group.update(Critic.update, batch, step=step, num_mini_batches=count)
+
+
+def num_mini_batches(batch: BatchMeta, rows: int) -> int:
+    return len(batch) // rows if rows else 1
+
+
+class EstimatorProcess(Protocol):
+    """The estimator as the driver sees it. Implemented by `workers.estimator.RemoteEstimator`."""
+
+    def estimate(self, batch: BatchMeta, kl_coef: float) -> tuple[tuple[str, ...], Metrics]: ...
+    def write_trajectories(self, batch: BatchMeta, path: Path) -> None: ...
 
 
 @dataclass
+class AdvantageStage:
+    """The estimator, and β of the KL in the reward, which the driver steers from step to step."""
+
+    estimator: EstimatorProcess
+    clock: Clock
+    controller: Controller
+    trajectories: Callable[[int], Path | None]  # where a step's trajectories are written, if they are
+
+    def estimate(self, batch: BatchMeta, step: int) -> tuple[BatchMeta, Metrics]:
+        with self.clock.time("adv"):
+            columns, metrics = self.estimator.estimate(batch, self.controller.coef)
+        if "actor/reward_kl_penalty" in metrics:
+            metrics["actor/reward_kl_penalty_coeff"] = self.controller.coef
+            rows = sum(not tags.get("is_padding") for tags in batch.tags)
+            self.controller = self.controller.after(metrics["actor/reward_kl_penalty"], rows)
+        batch = batch.with_columns(*columns)
+        if path := self.trajectories(step):
+            with self.clock.time("dump_rollout_generations"):
+                self.estimator.write_trajectories(batch, path)
+        return batch, metrics
+
+
+@dataclass(frozen=True)
 class Stages:
-    """Everything a trainer's step may use."""
+    """Every stage that a run has; a trainer takes those that its step calls."""
 
     queue: Queue
-    rollout: Rollout
-    reward_model: Scores
-    padding: Padding
-    actor: Learner
-    old_policy: Logprobs
-    reference: Logprobs
-    advantages: Advantages
-    clock: Clock
+    rollout: RolloutStage
+    reward_model: RewardModelStage
+    padding: PaddingStage
+    actor: ActorStage
+    reference: ReferenceStage
+    critic: CriticStage | None
+    advantages: AdvantageStage
+    critic_only_steps: int = 0
 
 
 def tag_metrics(tags: Sequence[Mapping[str, Any]]) -> Metrics:

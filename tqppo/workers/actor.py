@@ -11,28 +11,16 @@ import ray
 import torch
 from torch import Tensor, nn
 
+from tqppo import dataflow
 from tqppo.algorithms import kl
 from tqppo.algorithms.aggregate import Normalisers, aggregate
-from tqppo.algorithms.losses import POLICY_LOSSES, PolicyOptions, PolicyTokens
-from tqppo.protocols import WeightSource
+from tqppo.algorithms.losses import POLICY_LOSSES, PolicyTokens
+from tqppo.protocols import Metrics, WeightSource
 from tqppo.weights import publish as weights
-from tqppo.workers.compute.learner import Learner, Loss, Metrics, Selection, Tokens, even_sizes
+from tqppo.workers.compute.learner import Learner, Loss, Selection, Tokens
 from tqppo.workers.compute.microbatch import MicroBatch, Rows
 from tqppo.workers.compute.model import PolicyModel, adapters_off, add_lora, load_policy
-from tqppo.workers.process.bridge import Columns, remote
-
-_FORWARD = ("tokens", "response_mask")
-
-
-def _update_columns(worker: Actor) -> tuple[str, ...]:
-    loss = worker.spec.policy_loss
-    optional = {
-        "ref_logprobs": worker.has_kl,
-        "correction_weights": loss.has_correction,
-        "loss_mask": loss.has_loss_mask,
-        "session_weight": loss.aggregate == "session-mean",
-    }
-    return (*_FORWARD, loss.old_column, "advantages", *(name for name, is_read in optional.items() if is_read))
+from tqppo.workers.process.bridge import Columns, implements
 
 
 class Actor(Learner):
@@ -41,7 +29,7 @@ class Actor(Learner):
     @property
     def report_names(self) -> tuple[str, ...]:
         clipped = ("actor/pg_clipfrac", "actor/pg_clipfrac_lower", "actor/ppo_kl")
-        with_kl = ("actor/kl_loss",) if self.has_kl else ()
+        with_kl = ("actor/kl_loss",) if self.features.kl_in_loss else ()
         with_bonus = ("actor/entropy_loss",) if self.spec.policy_loss.entropy_coef > 0 else ()
         return ("actor/loss", "actor/pg_loss", *clipped, *with_kl, *with_bonus, "actor/entropy")
 
@@ -58,38 +46,26 @@ class Actor(Learner):
             add_lora(model, self.spec.model, seed=self.spec.seed)
         return model
 
-    @property
-    def has_kl(self) -> bool:
-        loss = self.spec.policy_loss
-        return loss.kl != "none" and loss.kl_coef > 0
-
-    @remote(reads=_FORWARD, writes=("old_logprobs",))
-    def logprobs(self, rows: Columns) -> dict[str, Tensor]:
-        """Of the sampled tokens under the policy as it is now, tempered as they were sampled."""
+    @implements(dataflow.OLD_LOGPROBS)
+    def old_logprobs(self, rows: Columns) -> dict[str, Tensor]:
+        """Log-probabilities of the sampled tokens under the current policy, at the sampling temperature."""
         (result,) = self.per_token(rows, lambda micro: self._forward(micro, False))
         return {"old_logprobs": result}
 
-    @remote(reads=_FORWARD, writes=("ref_logprobs",))
+    @implements(dataflow.REFERENCE_LOGPROBS)
     def reference_logprobs(self, rows: Columns) -> dict[str, Tensor]:
-        """With LoRA: of the model without its adapter, which is the reference."""
+        """Log-probabilities under the model without its LoRA adapter, which is then the reference."""
         with adapters_off(self.model):
             (result,) = self.per_token(rows, lambda micro: self._forward(micro, False))
         return {"ref_logprobs": result}
 
-    @remote(reads=_update_columns)
-    def update(
-        self,
-        rows: Columns,
-        *,
-        step: int,
-        num_mini_batches: int = 1,
-        sizes: Sequence[int] | None = None,
-    ) -> Metrics:
-        """One optimizer step per mini-batch and epoch, at the learning rate of training step `step` (from 1).
+    @implements(dataflow.ACTOR_UPDATE)
+    def update(self, rows: Columns, *, step: int, sizes: Sequence[int] = ()) -> Metrics:
+        """Take one optimizer step per mini-batch and epoch, at the learning rate of training step `step` (from 1).
 
-        `sizes` are the rows of each mini-batch on this rank; without it the rows are cut evenly.
+        `sizes` are the rows of each mini-batch on this rank; without them all rows are one mini-batch.
         """
-        return self.train(rows, step=step, sizes=sizes or even_sizes(rows, num_mini_batches))
+        return self.train(rows, step=step, sizes=sizes)
 
     def _forward(self, micro: MicroBatch, with_entropy: bool) -> tuple[Tensor, Tensor | None]:
         return self.model(micro, self.spec.temperature, with_entropy)
@@ -99,10 +75,10 @@ class Actor(Learner):
 
     def _selection(self, rows: Rows) -> Selection:
         loss = self.spec.policy_loss
-        keep = rows.response["loss_mask" if loss.has_loss_mask else "response_mask"]
+        keep = rows.response["loss_mask" if self.features.has_loss_mask else "response_mask"]
         counts = rows.count(keep)
         active = counts > 0
-        if not self.has_kl and loss.entropy_coef == 0:
+        if not self.features.kl_in_loss and loss.entropy_coef == 0:
             active = rows.count(keep & (rows.response["advantages"] != 0)) > 0  # 0 · anything has no gradient
         ones = torch.ones(len(rows))
         return Selection(keep, counts, active, rows.row.get("session_weight", ones))
@@ -114,17 +90,17 @@ class Actor(Learner):
         policy = POLICY_LOSSES[spec.name](
             PolicyTokens(
                 logprobs,
-                tokens.column(spec.old_column),
+                tokens.column(self.features.old_logprobs),
                 tokens.column("advantages"),
                 tokens.mask,
                 tokens.lengths,
-                tokens.column("correction_weights") if spec.has_correction else None,
+                tokens.column("correction_weights") if self.features.has_correction_weights else None,
             ),
-            self._options(),
+            spec.options,
         )
         total = self._aggregate(policy.losses, tokens, whole)
         parts = {"actor/pg_loss": total}
-        if self.has_kl:
+        if self.features.kl_in_loss:
             losses = kl.estimate(spec.kl, logprobs, tokens.column("ref_logprobs"), tokens.mask)
             parts["actor/kl_loss"] = self._aggregate(losses, tokens, whole)
             total = total + spec.kl_coef * parts["actor/kl_loss"]
@@ -145,17 +121,6 @@ class Actor(Learner):
             session_weights=tokens.session_weights,
         )
 
-    def _options(self) -> PolicyOptions:
-        spec = self.spec.policy_loss
-        return PolicyOptions(
-            clip_low=spec.clip_low,
-            clip_high=spec.clip_high,
-            clip_dual=spec.clip_dual,
-            tau_positive=spec.sapo_tau_positive,
-            tau_negative=spec.sapo_tau_negative,
-        )
-
-    @remote()
     def probe(self, tokens: Sequence[int]) -> list[float]:
         """Log-probability of each next token of one sequence, untempered: what an engine must say of it too."""
         sequence = torch.tensor(tokens)
@@ -168,14 +133,12 @@ class Actor(Learner):
         (result,) = self.per_token(rows, lambda micro: (self.model(micro, 1.0, False)[0],))
         return result.values().tolist()
 
-    @remote()
     def publish(self, version: int) -> WeightSource:
         """The weights as a Hugging Face folder in shared memory, for engines on this node to map or reload."""
         is_writer = self.ranks.rank == 0
         source = self.publisher.publish(self._policy(), self.dtype, version, is_writer=is_writer)
         return replace(source, node=ray.get_runtime_context().get_node_id() if ray.is_initialized() else "")
 
-    @remote()
     def export(self, folder: str) -> None:
         """A Hugging Face folder that `AutoModelForCausalLM.from_pretrained` loads; adapters merged."""
         path = Path(folder)

@@ -7,19 +7,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from tqppo import dataflow
 from tqppo.algorithms.aggregate import Normalisers, aggregate
 from tqppo.algorithms.losses import value_loss
-from tqppo.workers.compute.learner import Learner, Loss, Metrics, Selection, even_sizes
+from tqppo.protocols import Metrics
+from tqppo.workers.compute.learner import Learner, Loss, Selection
 from tqppo.workers.compute.microbatch import MicroBatch, Rows
 from tqppo.workers.compute.model import load_value_model
-from tqppo.workers.process.bridge import Columns, remote
-
-
-def _update_columns(worker: Critic) -> tuple[str, ...]:
-    loss = worker.spec.value_loss
-    optional = {"loss_mask": loss.has_loss_mask, "session_weight": loss.aggregate == "session-mean"}
-    read = tuple(name for name, is_read in optional.items() if is_read)
-    return ("tokens", "response_mask", "values", "returns", *read)
+from tqppo.workers.process.bridge import Columns, implements
 
 
 class Critic(Learner):
@@ -32,28 +27,21 @@ class Critic(Learner):
     def _load(self) -> nn.Module:
         return load_value_model(self.spec.model, self.device)
 
-    @remote(reads=("tokens", "response_mask"), writes=("values",))
+    @implements(dataflow.VALUES)
     def values(self, rows: Columns) -> dict[str, Tensor]:
         (result,) = self.per_token(rows, lambda micro: (self.model(micro),))
         return {"values": result}
 
-    @remote(reads=_update_columns)
-    def update(
-        self,
-        rows: Columns,
-        *,
-        step: int,
-        num_mini_batches: int = 1,
-        sizes: Sequence[int] | None = None,
-    ) -> Metrics:
-        """As the actor's: one optimizer step per mini-batch and epoch."""
-        return self.train(rows, step=step, sizes=sizes or even_sizes(rows, num_mini_batches))
+    @implements(dataflow.CRITIC_UPDATE)
+    def update(self, rows: Columns, *, step: int, sizes: Sequence[int] = ()) -> Metrics:
+        """Take one optimizer step per mini-batch and epoch, as `Actor.update` does."""
+        return self.train(rows, step=step, sizes=sizes)
 
     def _idle_loss(self, micro: MicroBatch) -> Tensor:
         return self.model(micro).sum() * 0.0
 
     def _selection(self, rows: Rows) -> Selection:
-        keep = rows.response["loss_mask" if self.spec.value_loss.has_loss_mask else "response_mask"]
+        keep = rows.response["loss_mask" if self.features.has_loss_mask else "response_mask"]
         counts = rows.count(keep)
         return Selection(keep, counts, counts > 0, rows.row.get("session_weight", torch.ones(len(rows))))
 

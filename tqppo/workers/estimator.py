@@ -7,23 +7,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import ray
 import torch
 from torch import Tensor
 
+from tqppo import dataflow, ray_calls
 from tqppo.algorithms import correction, kl
 from tqppo.algorithms.advantages import Estimate, EstimateOptions, estimate
 from tqppo.algorithms.aggregate import session_weights
 from tqppo.algorithms.data_metrics import data_metrics
 from tqppo.algorithms.groups import Rows
 from tqppo.algorithms.layout import row_counts
+from tqppo.dataflow import Features
+from tqppo.protocols import Metrics
 from tqppo.queue.client import Queue
 from tqppo.queue.meta import BatchMeta, Jagged
-
-Metrics = dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +36,14 @@ class EstimatorSpec:
     options: EstimateOptions
     max_prompt_tokens: int
     max_response_tokens: int
-    old_logprobs: str = "old_logprobs"  # the column that holds them
-    kl_reward: str = "none"
+    features: Features = field(default_factory=Features)
+    kl_reward: str = "k1"  # estimator of the KL in the reward, with `Features.kl_in_reward`
     correction: str = "none"
     correction_cap: float = 2.0
     correction_floor: float = 0.5
     reject: str = "none"
     reject_threshold: float = 2.0
     model_score_weight: float = 1.0
-    session_mean: bool = False
     tokenizer: str = ""  # for writing trajectories as text
     trust_remote_code: bool = False
 
@@ -54,41 +55,41 @@ class Estimator:
         self.queue = queue
         self.tokenizer: Any = None
 
-    def estimate(self, batch: BatchMeta, kl_coef: float) -> tuple[list[str], Metrics]:
-        """Adds advantages, and what the config asks for of returns, loss_mask, correction_weights, session_weight."""
-        columns = self.queue.get(batch, self._wanted(batch))
+    def ready(self) -> None:
+        """Return once the process is there."""
+
+    def estimate(self, batch: BatchMeta, kl_coef: float) -> tuple[tuple[str, ...], Metrics]:
+        """Put advantages on the rows, and the other columns that the config asks for; returns their names."""
+        features = self.spec.features
+        columns = self.queue.get(batch, dataflow.ESTIMATE.reads(features))
         rows = describe_rows(batch.tags)
         flat = {name: value.values() for name, value in columns.items() if value.is_nested}
         reward = columns["reward"]
-        if "model_score" in columns:
+        if features.has_reward_model:
             reward = reward + self.spec.model_score_weight * columns["model_score"]
-        mask = flat["response_mask"]
-        metrics: Metrics = {}
-        put: dict[str, Any] = {}
-        if {"rollout_logprobs", "old_logprobs"} <= flat.keys():
-            mask, more, weights = self._correct(flat, mask, rows)
-            metrics |= more
-            put |= weights
+        mask, metrics, put = self._corrected(flat, rows)
         penalty = None
-        if self.spec.kl_reward != "none":
-            tokens = kl.estimate(self.spec.kl_reward, flat[self.spec.old_logprobs], flat["ref_logprobs"], mask)
+        if features.kl_in_reward:
+            tokens = kl.estimate(self.spec.kl_reward, flat[features.old_logprobs], flat["ref_logprobs"], mask)
             metrics["actor/reward_kl_penalty"] = kl.mean_over_rows(tokens, mask, rows.lengths)
             penalty = kl_coef * tokens
-        critic = flat.get("values") if self.spec.advantage == "gae" else columns.get("baseline_reward")
+        critic = flat["values"] if features.uses_values else columns.get("baseline_reward")
         result = estimate(self.spec.advantage, reward, mask, rows, self.spec.options, penalty=penalty, critic=critic)
         put["advantages"] = Jagged(result.advantages, rows.lengths)
-        if self.spec.advantage == "gae":
+        if features.uses_values:
             put["returns"] = Jagged(result.returns, rows.lengths)
-        if self.spec.session_mean:
+        if features.has_session_weights:
             counts = row_counts(mask, rows.lengths) > 0
             put["session_weight"] = session_weights(rows.session, counts).float()
         metrics |= result.metrics
         metrics |= self._data_metrics(batch, reward, mask, rows, result, flat.get("values"), penalty)
+        written = dataflow.ESTIMATE.writes(features)
+        assert set(put) == set(written), f"the estimator made {set(put)} and declares {written}"
         self.queue.put(batch, put)
-        return list(put), metrics
+        return written, metrics
 
-    def dump(self, batch: BatchMeta, path: str) -> None:
-        """The batch's trajectories as JSON lines: text, reward, advantage, log-probabilities."""
+    def write_trajectories(self, batch: BatchMeta, path: Path) -> None:
+        """Write the batch's trajectories as JSON lines: text, reward, advantage, log-probabilities."""
         tokenizer = self._tokenizer()
         columns = self.queue.get(batch, ["tokens", "rollout_logprobs", "advantages"])
         unbound = zip(batch.tags, *(columns[name].unbind() for name in columns), strict=True)
@@ -106,9 +107,8 @@ class Estimator:
                 "logprobs": [round(value, 5) for value in logprobs.tolist()],
             }
             lines.append(json.dumps({**tags, **text, **numbers}, ensure_ascii=False))
-        target = Path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text("".join(f"{line}\n" for line in lines))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(f"{line}\n" for line in lines))
 
     def _tokenizer(self) -> Any:
         from transformers import AutoTokenizer
@@ -119,19 +119,16 @@ class Estimator:
             )
         return self.tokenizer
 
-    def _wanted(self, batch: BatchMeta) -> list[str]:
-        possible = ["response_mask", "reward", "model_score", "rollout_logprobs", "old_logprobs"]
-        possible += ["ref_logprobs"] if self.spec.kl_reward != "none" else []
-        possible += ["values", "baseline_reward"]
-        return [name for name in possible if name in batch.columns]
-
-    def _correct(self, flat: dict[str, Tensor], mask: Tensor, rows: Rows) -> tuple[Tensor, Metrics, dict[str, Jagged]]:
-        """Engine against trainer: the difference as metrics, weights and a narrower mask where they were asked for."""
-        spec = self.spec
+    def _corrected(self, flat: dict[str, Tensor], rows: Rows) -> tuple[Tensor, Metrics, dict[str, Jagged | Tensor]]:
+        """Compare engine and trainer: metrics, and by the config's choice a narrower mask and importance weights."""
+        spec, mask = self.spec, flat["response_mask"]
+        put: dict[str, Jagged | Tensor] = {}
+        if not spec.features.recomputes_old_logprobs:
+            return mask, {}, put
         old, engine = flat["old_logprobs"], flat["rollout_logprobs"]
         metrics = correction.diagnostics(old, engine, mask, rows.lengths)
         log_ratio = correction.log_ratios(old, engine, mask)
-        kept, put = mask, {}
+        kept = mask
         if spec.reject != "none":
             kept = correction.reject(spec.reject, log_ratio, mask, rows.lengths, threshold=spec.reject_threshold)
             put["loss_mask"] = Jagged(kept, rows.lengths)
@@ -187,3 +184,22 @@ def describe_rows(tags: Sequence[Any]) -> Rows:
         is_padding=torch.tensor([bool(tag.get("is_padding")) for tag in tags]),
         lengths=torch.tensor([tag["response_len"] for tag in tags]),
     )
+
+
+class RemoteEstimator:
+    """The estimator in a process of its own. Calls end at a deadline."""
+
+    def __init__(self, spec: EstimatorSpec, queue: Queue, *, timeout_s: float) -> None:
+        self._process = ray.remote(Estimator).options(num_cpus=0).remote(spec, queue)
+        self._timeout_s = timeout_s
+
+    def ready(self, timeout_s: float) -> None:
+        ray_calls.results([ray_calls.call(self._process, Estimator.ready)], timeout_s, "starting the estimator")
+
+    def estimate(self, batch: BatchMeta, kl_coef: float) -> tuple[tuple[str, ...], Metrics]:
+        call = ray_calls.call(self._process, Estimator.estimate, batch, kl_coef)
+        return ray_calls.results([call], self._timeout_s, "the estimator")[0]
+
+    def write_trajectories(self, batch: BatchMeta, path: Path) -> None:
+        call = ray_calls.call(self._process, Estimator.write_trajectories, batch, path)
+        ray_calls.results([call], self._timeout_s, "writing trajectories")

@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from tqppo import dataflow
 from tqppo.workers.compute.microbatch import Rows, last_positions
 from tqppo.workers.compute.model import load_score_model
 from tqppo.workers.compute.worker import Worker, idle_micro_batch
-from tqppo.workers.process.bridge import Columns, remote
+from tqppo.workers.process.bridge import Columns, implements
 
 
 class RewardModel(Worker):
@@ -17,7 +18,7 @@ class RewardModel(Worker):
     def _load(self) -> nn.Module:
         return load_score_model(self.spec.model, self.device).requires_grad_(False)
 
-    @remote(reads=("tokens", "response_mask"), writes=("model_score",))
+    @implements(dataflow.SCORE)
     @torch.no_grad()
     def score(self, rows: Columns) -> dict[str, Tensor]:
         """One number per trajectory [B], 0 for padding: what the model says at the last token."""

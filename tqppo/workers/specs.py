@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from tqppo.algorithms.losses import PolicyOptions
+from tqppo.dataflow import Features
+
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
@@ -40,19 +43,12 @@ class PolicyLossSpec:
     """The actor's loss: the policy term by name, plus KL to the reference and an entropy bonus."""
 
     name: str = "ppo"
-    old_column: str = "old_logprobs"  # rollout_logprobs where the engine's are trusted
+    options: PolicyOptions = field(default_factory=PolicyOptions)
     aggregate: str = "token-mean"
     horizon: int = 1
-    clip_low: float = 0.2
-    clip_high: float = 0.2
-    clip_dual: float = 3.0
-    sapo_tau_positive: float = 1.0
-    sapo_tau_negative: float = 1.05
-    kl: str = "none"  # estimator of the KL term; needs ref_logprobs
+    kl: str = "k3"  # estimator of the KL term, with `Features.kl_in_loss`
     kl_coef: float = 0.0
     entropy_coef: float = 0.0
-    has_correction: bool = False  # the rows carry correction_weights
-    has_loss_mask: bool = False  # the rows carry loss_mask, narrower than response_mask
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +58,6 @@ class ValueLossSpec:
     clip: float = 0.5  # 0: off
     aggregate: str = "token-mean"
     horizon: int = 1
-    has_loss_mask: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +65,7 @@ class RoleSpec:
     """Everything one role's ranks need. Roles that do not learn ignore the optimizer and the losses."""
 
     model: ModelSpec
+    features: Features = field(default_factory=Features)
     optimizer: OptimizerSpec = field(default_factory=OptimizerSpec)
     policy_loss: PolicyLossSpec = field(default_factory=PolicyLossSpec)
     value_loss: ValueLossSpec = field(default_factory=ValueLossSpec)

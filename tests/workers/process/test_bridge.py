@@ -8,13 +8,14 @@ import psutil
 import pytest
 import torch
 
+from tqppo import dataflow
+from tqppo.dataflow import Features, Stage
 from tqppo.errors import QueueError
 from tqppo.queue.client import Queue
 from tqppo.queue.meta import BatchMeta
 from tqppo.workers.actor import Actor
-from tqppo.workers.compute.worker import Worker
 from tqppo.workers.critic import Critic
-from tqppo.workers.process.bridge import remote, remote_methods
+from tqppo.workers.process import bridge
 from tqppo.workers.reference import Reference
 from tqppo.workers.reward_model import RewardModel
 
@@ -36,56 +37,62 @@ def batch(queue: Queue, rows: dict[str, Any]) -> BatchMeta:
 def test_a_batch_and_its_tensors_give_the_same(make_actor: Any, queue: Queue, batch: BatchMeta, rows: Any) -> None:
     direct, bridged = make_actor(), make_actor()
     bridged.queue = queue
-    columns = direct.logprobs(rows)
-    extended = bridged.logprobs(batch)
-    assert set(extended.columns) == {*batch.columns, "old_logprobs"}
-    stored = queue.get(extended, ["old_logprobs"])
+    columns = direct.old_logprobs(rows)
+    assert bridge.run_columns(bridged, Actor.old_logprobs, batch) == ("old_logprobs",)
+    stored = queue.get(batch, ["old_logprobs"])
     for name in stored:
         assert torch.equal(stored[name].values(), columns[name].values())
         assert stored[name].offsets().tolist() == columns[name].offsets().tolist()
-    metrics = direct.update({**rows, "old_logprobs": columns["old_logprobs"]}, step=1, num_mini_batches=2)
-    assert bridged.update(extended, step=1, num_mini_batches=2) == metrics
-
-
-def test_tags_keys_and_order_stay(make_actor: Any, queue: Queue, batch: BatchMeta) -> None:
-    actor = make_actor()
-    actor.queue = queue
-    extended = actor.logprobs(batch)
-    assert (extended.keys, extended.tags, extended.partition) == (batch.keys, batch.tags, batch.partition)
+    metrics = direct.update({**rows, "old_logprobs": columns["old_logprobs"]}, step=1, sizes=[4, 4])
+    assert bridge.run_update(bridged, Actor.update, batch, step=1, sizes=[4, 4]) == metrics
 
 
 def test_a_missing_column_is_named(make_actor: Any, queue: Queue, batch: BatchMeta) -> None:
     actor = make_actor()
     actor.queue = queue
     with pytest.raises(QueueError, match="old_logprobs"):
-        actor.update(batch, step=1)
+        bridge.run_update(actor, Actor.update, batch, step=1)
 
 
-@pytest.mark.parametrize("role", [Actor, Critic, Reference, RewardModel])
-def test_every_public_method_of_a_role_is_remote(role: type) -> None:
-    inherited = {*dir(Worker), "tokens", "train", "optimizer", "report_names", "prefix", "has_kl"}
-    public = {name for name in dir(role) if not name.startswith("_")} - inherited
-    assert public == set(remote_methods(role))
+def test_every_stage_that_workers_compute_has_one_method_per_worker() -> None:
+    found = [
+        bridge.stage_of(method)
+        for worker in (Actor, Critic, Reference, RewardModel)
+        for method in vars(worker).values()
+        if "stage" in getattr(method, "__dict__", {})
+    ]
+    expected = {stage.name for mode in dataflow.MODES.values() for stage in mode.stages}
+    assert {stage.name for stage in found} == expected - {"rollout.generate", "advantages.estimate"}
 
 
 class Echo:
     """The smallest worker: adds one to the advantages, as values."""
 
+    features = Features()
+
     def __init__(self, queue: Queue) -> None:
         self.queue = queue
 
-    @remote(reads=("advantages",), writes=("values",))
+    @bridge.implements(Stage("echo.add", {"advantages": lambda f: True}, {"values": lambda f: True}))
     def add_one(self, rows: Any) -> dict[str, Any]:
         return {"values": rows["advantages"] + 1}
 
-    @remote(reads=("advantages",), writes=("values",))
+    @bridge.implements(Stage("echo.stray", {"advantages": lambda f: True}, {"values": lambda f: True}))
     def stray(self, rows: Any) -> dict[str, Any]:
         return {"returns": rows["advantages"]}
+
+    def plain(self, rows: Any) -> dict[str, Any]:
+        return {}
 
 
 def test_a_column_that_was_not_declared_is_refused(queue: Queue, batch: BatchMeta) -> None:
     with pytest.raises(AssertionError, match="returns"):
-        Echo(queue).stray(batch)
+        bridge.run_columns(Echo(queue), Echo.stray, batch)
+
+
+def test_a_method_without_a_stage_is_refused(queue: Queue, batch: BatchMeta) -> None:
+    with pytest.raises(AssertionError, match="implements no stage"):
+        bridge.run_columns(Echo(queue), Echo.plain, batch)
 
 
 @pytest.mark.slow
@@ -96,8 +103,8 @@ def test_a_thousand_calls_leak_neither_descriptors_nor_threads(queue: Queue, bat
         return process.num_fds(), threading.active_count()
 
     for _ in range(20):
-        worker.add_one(batch)
+        bridge.run_columns(worker, Echo.add_one, batch)
     before = held()
     for _ in range(1000):
-        worker.add_one(batch)
+        bridge.run_columns(worker, Echo.add_one, batch)
     assert held() == before

@@ -13,15 +13,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tqppo.dataflow import Features
 from tqppo.errors import DeadlineExceeded, PreflightError, WorkerError
 from tqppo.queue.client import Queue
 from tqppo.queue.meta import BatchMeta
-from tqppo.run.resources import Demand, check_resources
 from tqppo.workers.actor import Actor
 from tqppo.workers.compute.worker import Worker
 from tqppo.workers.critic import Critic
-from tqppo.workers.process.bridge import remote
-from tqppo.workers.process.group import WorkerGroup, split
+from tqppo.workers.process import bridge
+from tqppo.workers.process.group import ProcessResources, WorkerGroup, split
 from tqppo.workers.specs import PolicyLossSpec, RoleSpec
 
 
@@ -62,19 +62,6 @@ def test_padding_is_spread_over_mini_batches_and_work_over_ranks() -> None:
     assert sum(place >= 10 for place in first) == sum(place >= 10 for place in second) == 1
 
 
-def test_resources_that_suffice_pass() -> None:
-    check_resources([Demand("actor", 2, 1.0, 0.5), Demand("engine", 2, 1.0, 0.5)], {"CPU": 4.0, "GPU": 2.0})
-
-
-def test_missing_resources_are_shown_with_the_arithmetic() -> None:
-    demands = [Demand("actor", 2, 1.0, 1.0), Demand("rollout", 3, 1.5)]
-    with pytest.raises(PreflightError) as error:
-        check_resources(demands, {"CPU": 4.0})
-    message = str(error.value)
-    assert "the plan needs 6.5 CPUs, the cluster has 4: actor 2 × 1 + rollout 3 × 1.5 = 6.5" in message
-    assert "the plan needs 2 GPUs, the cluster has 0: actor 2 × 1 = 2" in message
-
-
 def test_what_a_rank_is_sent_is_small(spec: RoleSpec) -> None:
     assert len(pickle.dumps(spec)) < 64 * 1024
 
@@ -85,34 +72,29 @@ class Clumsy(Worker):
     def start(self) -> None:
         pass
 
-    @remote()
     def rank(self) -> int:
         return self.ranks.rank
 
-    @remote()
     def raise_on_rank_1(self) -> None:
         if self.ranks.rank == 1:
             raise ValueError("rank one is unwell")
         time.sleep(600)
 
-    @remote()
     def die_on_rank_1(self) -> None:
         if self.ranks.rank == 1:
             os.kill(os.getpid(), 9)
         time.sleep(600)
 
-    @remote()
     def complain(self) -> None:
         raise PreflightError("no peft here")
 
-    @remote()
     def sleep(self) -> None:
         time.sleep(600)
 
 
 @contextmanager
 def running(role: str, worker: type[Worker], ranks: int, spec: RoleSpec, queue: Any = None) -> Iterator[WorkerGroup]:
-    group = WorkerGroup(role, worker, ranks=ranks, spec=spec, queue=queue, cpus=0.1)
+    group = WorkerGroup(role, worker, ranks=ranks, spec=spec, queue=queue, resources=ProcessResources(cpus=0.1))
     group.start()
     try:
         group.ready(120.0)
@@ -125,21 +107,21 @@ def running(role: str, worker: type[Worker], ranks: int, spec: RoleSpec, queue: 
 @pytest.mark.usefixtures("local_ray")
 def test_a_failing_rank_is_named_with_its_traceback_at_once(spec: RoleSpec) -> None:
     with running("critic", Clumsy, 2, spec) as group:
-        assert group.rank() == 0
+        assert group.call(Clumsy.rank) == 0
         with pytest.raises(WorkerError) as error:
-            group.raise_on_rank_1()
+            group.call(Clumsy.raise_on_rank_1)
     assert "critic rank 1 failed in raise_on_rank_1" in str(error.value)
     assert "rank one is unwell" in str(error.value)
     assert "Traceback" in str(error.value) or "line" in str(error.value)
     with pytest.raises(WorkerError, match="not running"):
-        group.rank()
+        group.call(Clumsy.rank)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("local_ray")
 def test_a_dead_rank_is_named(spec: RoleSpec) -> None:
     with running("actor", Clumsy, 2, spec) as group, pytest.raises(WorkerError, match="actor rank 1"):
-        group.die_on_rank_1()
+        group.call(Clumsy.die_on_rank_1)
 
 
 @pytest.mark.slow
@@ -147,11 +129,9 @@ def test_a_dead_rank_is_named(spec: RoleSpec) -> None:
 def test_silence_ends_at_the_deadline_and_errors_of_ours_keep_their_class(spec: RoleSpec) -> None:
     silence = pytest.raises(DeadlineExceeded, match=r"actor\.sleep: no answer from rank 0 within 1 s")
     with running("actor", Clumsy, 1, replace(spec, timeout_s=1.0)) as group, silence:
-        group.sleep()
+        group.call(Clumsy.sleep)
     with running("actor", Clumsy, 1, spec) as group, pytest.raises(PreflightError, match="actor rank 0: no peft here"):
-        group.complain()
-    with pytest.raises(AttributeError, match="no attribute or remote method"):
-        group.unknown()
+        group.call(Clumsy.complain)
 
 
 def put_rows(queue: Queue, rows: dict[str, Any]) -> BatchMeta:
@@ -175,32 +155,37 @@ def alone(worker: type[Worker], spec: RoleSpec, queue: Queue) -> Any:
 def test_two_actor_ranks_do_what_one_does(spec: RoleSpec, rows: dict[str, Any], tmp_path: Path) -> None:
     """Log-probabilities, updates, weights; and checkpoints, which continue on two to the bit and on one closely."""
     loss = PolicyLossSpec(aggregate="seq-mean-token-mean", kl="k3", kl_coef=0.05, entropy_coef=0.01)
-    spec = replace(spec, policy_loss=loss, publish_dir=str(tmp_path / "weights"))
+    spec = replace(spec, policy_loss=loss, features=Features(kl_in_loss=True), publish_dir=str(tmp_path / "weights"))
     queue = Queue.create(budget_bytes=64 << 20)
     batch = put_rows(queue, rows)
     one = alone(Actor, spec, queue)
-    expected = queue.get(one.logprobs(batch), ["old_logprobs"])
+    bridge.run_columns(one, Actor.old_logprobs, batch)
+    expected = queue.get(batch, ["old_logprobs"])
     with running("actor", Actor, 2, spec, queue) as two:
-        extended = two.logprobs(batch)
+        extended = two.add_columns(Actor.old_logprobs, batch)
         assert (extended.keys, extended.tags) == (batch.keys, batch.tags)
         for name, column in queue.get(extended, ["old_logprobs"]).items():
             torch.testing.assert_close(column.values(), expected[name].values(), atol=1e-5, rtol=1e-5)
-        one_metrics = one.update(in_mini_batches(extended), step=1, num_mini_batches=2)
-        assert two.update(extended, step=1, num_mini_batches=2) == pytest.approx(one_metrics, abs=1e-5)
-        assert set(two.take_timings()) == {"timing_s/actor_logprobs", "timing_s/actor_update"}
-        published = load_file(Path(two.publish(1).folder, "model.safetensors"))
+        one_metrics = update(one, in_mini_batches(extended), step=1, sizes=[6, 6])
+        two_metrics = two.update(Actor.update, extended, step=1, num_mini_batches=2)
+        assert two_metrics == pytest.approx(one_metrics, abs=1e-5)
+        published = load_file(Path(two.call(Actor.publish, 1).folder, "model.safetensors"))
         assert_close(published, load_file(Path(alone_published(one), "model.safetensors")), 1e-5)
-        two.save(str(tmp_path / "two"))
+        two.call(Actor.save, str(tmp_path / "two"))
         one.save(str(tmp_path / "one"))
         moments = [load_file(tmp_path / name / "optimizer.safetensors") for name in ("one", "two")]
         assert_close(*moments, 1e-6)
-        next_step = two.update(extended, step=2)
-        two.load(str(tmp_path / "two"))
-        assert two.update(extended, step=2) == next_step
+        next_step = two.update(Actor.update, extended, step=2)
+        two.call(Actor.load, str(tmp_path / "two"))
+        assert two.update(Actor.update, extended, step=2) == next_step
     one.load(str(tmp_path / "two"))
-    assert one.update(extended, step=2) == pytest.approx(next_step, abs=1e-5)
+    assert update(one, extended, step=2) == pytest.approx(next_step, abs=1e-5)
     one.close()
     queue.close()
+
+
+def update(worker: Any, batch: BatchMeta, **named: Any) -> dict[str, float]:
+    return bridge.run_update(worker, type(worker).update, batch, **named)
 
 
 def in_mini_batches(batch: BatchMeta) -> BatchMeta:
@@ -227,8 +212,8 @@ def test_two_critic_ranks_do_what_one_does_even_with_rows_for_one_only(spec: Rol
     one = alone(Critic, spec, queue)
     with running("critic", Critic, 2, spec, queue) as two:
         for step, part in enumerate((batch, batch.take([3]), batch), start=1):
-            assert two.update(part, step=step) == pytest.approx(one.update(part, step=step), abs=1e-5)
-        values = queue.get(two.values(batch.take([6])), ["values"])["values"].values()
+            assert two.update(Critic.update, part, step=step) == pytest.approx(update(one, part, step=step), abs=1e-5)
+        values = queue.get(two.add_columns(Critic.values, batch.take([6])), ["values"])["values"].values()
     torch.testing.assert_close(
         values, one.values(queue.get(batch.take([6]), ["tokens", "response_mask"]))["values"].values()
     )
@@ -245,11 +230,11 @@ def test_bfloat16_computes_small_and_keeps_float32_parameters(
     small = replace(spec, model=replace(spec.model, dtype="bfloat16"), publish_dir=str(tmp_path / "weights"))
     with running("actor", Actor, 1, small, queue) as actor:
         before = queue.get(batch, ["old_logprobs"])["old_logprobs"].values().clone()
-        logprobs = queue.get(actor.logprobs(batch), ["old_logprobs"])["old_logprobs"].values()
+        logprobs = queue.get(actor.add_columns(Actor.old_logprobs, batch), ["old_logprobs"])["old_logprobs"].values()
         assert logprobs.dtype == before.dtype == torch.float32
-        assert actor.update(batch, step=1)["actor/updates"] == 1
-        actor.save(str(tmp_path / "saved"))
-        published = load_file(Path(actor.publish(1).folder, "model.safetensors"))
+        assert actor.update(Actor.update, batch, step=1)["actor/updates"] == 1
+        actor.call(Actor.save, str(tmp_path / "saved"))
+        published = load_file(Path(actor.call(Actor.publish, 1).folder, "model.safetensors"))
     assert {tensor.dtype for tensor in published.values()} == {torch.bfloat16}
     assert {tensor.dtype for tensor in load_file(tmp_path / "saved" / "model.safetensors").values()} == {torch.float32}
     queue.close()

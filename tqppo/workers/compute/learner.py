@@ -13,15 +13,14 @@ from torch import Tensor
 
 from tqppo.algorithms.aggregate import Normalisers
 from tqppo.errors import CheckpointError, PreflightError
+from tqppo.protocols import Metrics
 from tqppo.weights import file as tensorfile
 from tqppo.weights.file import Entry
 from tqppo.workers.compute.microbatch import MicroBatch, Rows
 from tqppo.workers.compute.optimizer import Optimizer, learning_rate
 from tqppo.workers.compute.shards import like, whole
 from tqppo.workers.compute.worker import Worker, followed_by_none, idle_micro_batch
-from tqppo.workers.process.bridge import Columns, remote
-
-Metrics = dict[str, float]
+from tqppo.workers.process.bridge import Columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +57,6 @@ class Tokens:
 
     def column(self, name: str) -> Tensor:
         return self.response[name][self.places].to(self.mask.device)
-
-
-def even_sizes(columns: Columns, num_mini_batches: int) -> list[int]:
-    return [len(part) for part in torch.arange(len(columns["tokens"])).tensor_split(num_mini_batches)]
 
 
 @dataclass(slots=True)
@@ -121,6 +116,7 @@ class Learner(Worker):
     def train(self, columns: Columns, *, step: int, sizes: Sequence[int]) -> Metrics:
         """Optimizer steps over this rank's mini-batches, which lie one after the other in `sizes` rows each."""
         rows = Rows.of(columns)
+        sizes = sizes or [len(rows)]
         assert sum(sizes) == len(rows), f"mini-batches of {list(sizes)} rows do not make {len(rows)}"
         selection = self._selection(rows)
         lr = learning_rate(self.spec.optimizer, step)
@@ -171,7 +167,6 @@ class Learner(Worker):
                 metrics[name] = sum(shares)
         return metrics
 
-    @remote()
     def save(self, folder: str) -> None:
         """All that a bit-exact continuation needs, in safetensors and JSON; loads on any number of ranks."""
         path = Path(folder)
@@ -187,7 +182,6 @@ class Learner(Worker):
             (path / "state.json").write_text(json.dumps(state) + "\n")
         self.ranks.barrier()
 
-    @remote()
     def load(self, folder: str) -> None:
         """The reverse of `save`. On another number of ranks the random states start from the seed."""
         path = Path(folder)

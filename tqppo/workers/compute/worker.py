@@ -31,6 +31,7 @@ class Worker:
 
     def __init__(self, spec: RoleSpec, *, ranks: Ranks | None = None, queue: Any = None, device: str = "cpu") -> None:
         self.spec = spec
+        self.features = spec.features
         self.ranks = ranks or Ranks()
         self.queue = queue
         self.device = torch.device(device)

@@ -1,63 +1,62 @@
-"""`remote`, the one decorator of worker methods: written over tensors, called over a batch or over tensors alike.
+"""Between a worker's methods, which see tensors, and batches, which are names: columns in, columns out.
 
-With a `BatchMeta` the method's columns are fetched from the queue, and the columns it returns are put
-back on the same rows. With tensors it is the plain method. Nothing is opened or started per call.
+A method that implements a stage of the step is marked with that stage of `dataflow`. `run_columns` fetches the columns
+that the stage reads, calls the method, and puts the columns it returns back on the same rows.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Protocol, TypeVar
 
+from torch import Tensor
+
+from tqppo.dataflow import Features, Stage
+from tqppo.protocols import Metrics
+from tqppo.queue.client import Queue
 from tqppo.queue.meta import BatchMeta
 
-Columns = Mapping[str, Any]  # jagged nested tensors, or one dense tensor per row value
-Reads = tuple[str, ...] | Callable[[Any], tuple[str, ...]]  # or chosen by the worker's own settings
-Method = TypeVar("Method", bound=Callable[..., Any])
+Columns = Mapping[str, Tensor]  # jagged nested tensors, or one dense tensor where each row has one value
+Method = TypeVar("Method", bound=Callable[..., object])
 
 
-@dataclass(frozen=True, slots=True)
-class Remote:
-    """How a method meets the queue. Without `reads` it takes no batch, and runs on every rank as it is."""
-
-    reads: Reads
-    writes: tuple[str, ...]
+class StageWorker(Protocol):
+    """What the bridge needs of a worker."""
 
     @property
-    def takes_batch(self) -> bool:
-        return bool(self.reads)
+    def features(self) -> Features: ...
+    @property
+    def queue(self) -> Queue: ...
 
 
-def remote(*, reads: Reads = (), writes: tuple[str, ...] = ()) -> Callable[[Method], Method]:
-    """Mark a worker's method as callable through its group. `writes` are the columns it may return."""
+def implements(stage: Stage) -> Callable[[Method], Method]:
+    """Mark a worker's method as the one that computes this stage."""
 
-    def decorate(method: Method) -> Method:
-        bridged: Any = _bridged(method, reads, writes) if reads else method
-        bridged.remote = Remote(reads, writes)
-        return bridged
+    def mark(method: Method) -> Method:
+        method.__dict__["stage"] = stage
+        return method
 
-    return decorate
-
-
-def _bridged(method: Any, reads: Reads, writes: tuple[str, ...]) -> Any:
-    @functools.wraps(method)
-    def call(self: Any, batch: BatchMeta | Columns, **arguments: Any) -> Any:
-        if not isinstance(batch, BatchMeta):
-            return method(self, batch, **arguments)
-        columns = reads if isinstance(reads, tuple) else reads(self)
-        result = method(self, self.queue.get(batch, columns), **arguments)
-        if not writes:
-            return result  # metrics
-        unexpected = set(result) - set(writes)
-        assert not unexpected, f"{method.__qualname__} returned {unexpected}, and declares {writes}"
-        return self.queue.put(batch, result)
-
-    return call
+    return mark
 
 
-def remote_methods(worker_class: type) -> dict[str, Remote]:
-    """The methods of a worker class that a group can call."""
-    found = {name: getattr(getattr(worker_class, name), "remote", None) for name in dir(worker_class)}
-    return {name: how for name, how in found.items() if how is not None}
+def stage_of(method: Callable[..., object]) -> Stage:
+    stage = method.__dict__.get("stage")
+    assert isinstance(stage, Stage), f"{method.__qualname__} implements no stage; mark it with @implements"
+    return stage
+
+
+def run_columns(
+    worker: StageWorker, method: Callable[..., Mapping[str, Tensor]], batch: BatchMeta, **named: object
+) -> tuple[str, ...]:
+    """Compute a stage that adds columns to these rows; returns the names of the columns."""
+    stage, features = stage_of(method), worker.features
+    result = method(worker, worker.queue.get(batch, stage.reads(features)), **named)
+    written = stage.writes(features)
+    assert set(result) == set(written), f"{method.__qualname__} returned {set(result)}, {stage.name} writes {written}"
+    worker.queue.put(batch, result)
+    return written
+
+
+def run_update(worker: StageWorker, method: Callable[..., Metrics], batch: BatchMeta, **named: object) -> Metrics:
+    """Compute a stage that changes the worker and returns metrics."""
+    return method(worker, worker.queue.get(batch, stage_of(method).reads(worker.features)), **named)

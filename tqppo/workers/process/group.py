@@ -1,30 +1,62 @@
 """A role on its ranks: Ray actors with a torch process group, called like one worker.
 
-`group.logprobs(batch)` splits the batch over the ranks, runs the worker's method on each and joins the
+`group.add_columns(Actor.old_logprobs, batch)` splits the batch over the ranks, runs the method on each and joins the
 results; the driver sees names and metrics only. A failure of any rank ends the call at once.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from typing import Concatenate, Generic, NoReturn, ParamSpec, Protocol, TypeVar, cast
 
 import ray
 import torch
+from ray.actor import ActorHandle
+from ray.exceptions import RayError
+from torch import Tensor
 
+from tqppo import ray_calls
 from tqppo.algorithms import balance
 from tqppo.algorithms.padding import mini_batches
 from tqppo.errors import DeadlineExceeded, TqppoError, WorkerError
+from tqppo.protocols import Metrics
+from tqppo.queue.client import Queue
 from tqppo.queue.meta import BatchMeta
 from tqppo.workers.compute.worker import Worker
-from tqppo.workers.process.bridge import Remote, remote_methods
-from tqppo.workers.process.rank_process import RankProcess
+from tqppo.workers.process.bridge import Columns
+from tqppo.workers.process.rank_process import RankProcess, RankSpec
+from tqppo.workers.process.ranks import Ranks
 from tqppo.workers.specs import RoleSpec
 
-_LAST_WORDS_S = 2.0  # when one rank fails, how long the others may take to say that they failed too
+_GRACE_S = 2.0  # after one rank fails: how long the others may take to fail too, or to close
+
+W = TypeVar("W", bound=Worker)
+W_co = TypeVar("W_co", bound=Worker, covariant=True)
+W_contra = TypeVar("W_contra", bound=Worker, contravariant=True)
+P = ParamSpec("P")
+R = TypeVar("R")
+
+ColumnsMethod = Callable[[W, Columns], Mapping[str, Tensor]]  # a stage that adds columns
+
+
+class UpdateMethod(Protocol[W_contra]):
+    """A stage that takes optimizer steps over this rank's mini-batches of `sizes` rows."""
+
+    def __call__(self, worker: W_contra, rows: Columns, /, *, step: int, sizes: Sequence[int]) -> Metrics: ...
+
+
+class Group(Protocol[W_co]):
+    """The ranks of one role as the stages of a step see them. A method is passed as itself: `Actor.old_logprobs`."""
+
+    def call(self, method: Callable[Concatenate[W_co, P], R], /, *arguments: P.args, **named: P.kwargs) -> R:
+        """Run a method on every rank; returns rank 0's result."""
+
+    def add_columns(self, method: ColumnsMethod[W_co], batch: BatchMeta) -> BatchMeta:
+        """Run a stage on each rank's share of the rows; returns the batch with the columns that it wrote."""
+
+    def update(self, method: UpdateMethod[W_co], batch: BatchMeta, *, step: int, num_mini_batches: int) -> Metrics:
+        """Run an update on each rank's share of every mini-batch; returns its metrics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +69,9 @@ class Shard:
 
 
 def split(batch: BatchMeta, ranks: int, *, num_mini_batches: int = 1) -> list[Shard]:
-    """Mini-batches first, then each over the ranks by workload: the maths does not see how many ranks there are.
+    """Cut a batch into mini-batches, then each of these over the ranks by workload.
 
-    Each row goes to exactly one rank.
+    Each row goes to exactly one rank, and a mini-batch holds the same rows for any number of ranks.
     """
     is_padding = torch.tensor([bool(tags.get("is_padding")) for tags in batch.tags])
     costs = [float(balance.workload(int(tags.get("seq_len", 1)))) for tags in batch.tags]
@@ -70,121 +102,113 @@ def _over_ranks(rows: list[int], costs: Sequence[float], is_padding: Sequence[bo
     return [[rows[i] for i in part] for part in parts]
 
 
-class WorkerGroup:
+@dataclass(frozen=True, slots=True)
+class ProcessResources:
+    """What Ray reserves for one process."""
+
+    cpus: float = 1.0
+    gpus: float = 0.0
+
+
+class WorkerGroup(Generic[W]):
     """The ranks of one role. `start` returns at once and `ready` waits, so that roles start side by side."""
 
     def __init__(
         self,
         role: str,
-        worker_class: type[Worker],
+        worker_class: type[W],
         *,
         ranks: int,
         spec: RoleSpec,
-        queue: Any = None,
-        cpus: float = 1.0,
-        gpus: float = 0.0,
+        queue: Queue | None = None,
+        resources: ProcessResources = ProcessResources(),  # noqa: B008 - frozen
     ) -> None:
         self.role = role
-        self.last_timings: dict[str, float] = {}
-        """Seconds that the calls since `take_timings` took, as metrics: `timing_s/actor_update`."""
-        self._worker_class, self._ranks, self._spec, self._queue = worker_class, ranks, spec, queue
-        self._cpus, self._gpus, self._timeout_s = cpus, gpus, spec.timeout_s
-        self._methods = remote_methods(worker_class)
-        self._processes: list[Any] = []
-        self._starting: list[Any] = []
+        self._ranks, self._queue, self._resources, self._timeout_s = ranks, queue, resources, spec.timeout_s
+        self._specs = [
+            RankSpec(role, worker_class, spec, Ranks(rank, ranks), has_gpu=resources.gpus > 0) for rank in range(ranks)
+        ]
+        self._processes: list[ActorHandle[RankProcess[W]]] = []
+        self._starting: list[ray.ObjectRef[None]] = []
 
     def start(self) -> None:
         is_one_node = sum(node["Alive"] for node in ray.nodes()) == 1
-        make = ray.remote(RankProcess).options(num_cpus=self._cpus, num_gpus=self._gpus, max_restarts=0)
-        self._processes = [
-            make.remote(self.role, self._worker_class, self._spec, rank, self._ranks, self._queue, self._gpus > 0)
-            for rank in range(self._ranks)
-        ]
-        address = self._processes[0].open.remote()
+        make = ray.remote(RankProcess).options(
+            num_cpus=self._resources.cpus, num_gpus=self._resources.gpus, max_restarts=0
+        )
+        self._processes = [cast("ActorHandle[RankProcess[W]]", make.remote(spec, self._queue)) for spec in self._specs]
+        opened = ray_calls.call(self._processes[0], RankProcess.open)
+        address = cast(tuple[str, int], opened)  # Ray passes on the value that it refers to
         self._starting = [
-            process.start.remote(address, is_one_node=is_one_node, timeout_s=self._timeout_s)
+            ray_calls.call(process, RankProcess.start, address, is_one_node=is_one_node, timeout_s=self._timeout_s)
             for process in self._processes
         ]
 
     def ready(self, timeout_s: float | None = None) -> None:
         """Wait until every rank has its model."""
-        self._collect(self._starting, "start", timeout_s)
+        self._results(self._starting, "start", timeout_s or self._timeout_s)
 
     def close(self) -> None:
         """End the ranks, whatever state they are in."""
-        processes, self._processes = self._processes, []
-        closing = [process.close.remote() for process in processes]
+        closing = [ray_calls.call(process, RankProcess.close) for process in self._processes]
         if closing:
-            ray.wait(closing, num_returns=len(closing), timeout=_LAST_WORDS_S)
-        for process in processes:
-            ray.kill(process)
+            ray.wait(closing, num_returns=len(closing), timeout=_GRACE_S)
+        self._end()
 
-    def take_timings(self) -> dict[str, float]:
-        taken, self.last_timings = self.last_timings, {}
-        return taken
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        how = self.__dict__.get("_methods", {}).get(name)
-        if how is None:
-            raise AttributeError(f"{type(self).__name__} has no attribute or remote method {name!r}")
-        return partial(self._call, name, how)
-
-    def _call(self, name: str, how: Remote, *arguments: Any, **named: Any) -> Any:
-        began = time.perf_counter()
-        try:
-            if how.takes_batch:
-                return self._over_batch(name, how, *arguments, **named)
-            return self._everywhere(name, [(arguments, named)] * self._ranks)[0]
-        finally:
-            key = f"timing_s/{self.role}_{name}"
-            self.last_timings[key] = self.last_timings.get(key, 0.0) + time.perf_counter() - began
-
-    def _over_batch(self, name: str, how: Remote, batch: BatchMeta, **named: Any) -> Any:
-        assert len(batch), f"{self.role}.{name} was given an empty batch"
-        shards = split(batch, self._ranks, num_mini_batches=named.get("num_mini_batches", 1))
-        has_sizes = "num_mini_batches" in named
-        calls = [((s.batch,), {**named, "sizes": s.sizes} if has_sizes else named) for s in shards]
-        results = self._everywhere(name, calls)
-        if not how.writes:
-            return results[0]  # metrics; the ranks have added them up among themselves
-        assert len(set(results)) == 1, f"the ranks of {self.role} wrote different columns: {set(results)}"
-        return batch.with_columns(*results[0])
-
-    def _everywhere(self, name: str, calls: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]) -> list[Any]:
-        if not self._processes:
-            raise WorkerError(f"the {self.role} group is not running")
-        refs = [
-            process.call.remote(name, *arguments, **named)
-            for process, (arguments, named) in zip(self._processes, calls, strict=True)
+    def call(self, method: Callable[Concatenate[W, P], R], /, *arguments: P.args, **named: P.kwargs) -> R:
+        calls = [
+            ray_calls.call(process, RankProcess.call, method, *arguments, **named) for process in self._running(method)
         ]
-        return self._collect(refs, name)
+        return self._results(calls, _name(method), self._timeout_s)[0]
 
-    def _collect(self, refs: Sequence[Any], name: str, timeout_s: float | None = None) -> list[Any]:
+    def add_columns(self, method: ColumnsMethod[W], batch: BatchMeta) -> BatchMeta:
+        processes, shards = self._running(method), self._shards(method, batch, 1)
+        calls = [
+            ray_calls.call(process, RankProcess.add_columns, method, shard.batch)
+            for process, shard in zip(processes, shards, strict=True)
+        ]
+        written = self._results(calls, _name(method), self._timeout_s)
+        assert len(set(written)) == 1, f"the ranks of {self.role} wrote different columns: {set(written)}"
+        return batch.with_columns(*written[0])
+
+    def update(self, method: UpdateMethod[W], batch: BatchMeta, *, step: int, num_mini_batches: int = 1) -> Metrics:
+        processes, shards = self._running(method), self._shards(method, batch, num_mini_batches)
+        calls = [
+            ray_calls.call(process, RankProcess.update, method, shard.batch, step=step, sizes=shard.sizes)
+            for process, shard in zip(processes, shards, strict=True)
+        ]
+        # The ranks have added their metrics up among themselves, so that all return the same.
+        return self._results(calls, _name(method), self._timeout_s)[0]
+
+    def _shards(self, method: object, batch: BatchMeta, num_mini_batches: int) -> list[Shard]:
+        assert len(batch), f"{self.role}.{_name(method)} was given an empty batch"
+        return split(batch, self._ranks, num_mini_batches=num_mini_batches)
+
+    def _running(self, method: object) -> list[ActorHandle[RankProcess[W]]]:
+        if not self._processes:
+            raise WorkerError(f"{self.role}.{_name(method)}: the {self.role} group is not running")
+        return self._processes
+
+    def _results(self, calls: Sequence[ray.ObjectRef[R]], name: str, timeout_s: float) -> list[R]:
         """All results, or the first failure as soon as it happens: the other ranks would wait for it for ever."""
-        pending, deadline = list(refs), time.monotonic() + (timeout_s or self._timeout_s)
-        while pending:
-            done, pending = ray.wait(pending, timeout=max(0.0, deadline - time.monotonic()))
-            if not done:
-                self._abandon(refs, name, pending)
-            failures = _failures(done, refs)
-            if failures:
-                late, _ = ray.wait(pending, num_returns=len(pending), timeout=_LAST_WORDS_S) if pending else ([], [])
-                self._fail(name, failures | _failures(late, refs))
-        return ray.get(list(refs))
+        settled = ray_calls.settle(calls, timeout_s, grace_s=_GRACE_S)
+        if settled.failures:
+            self._fail(name, settled.failures)
+        if settled.pending:
+            self._end()
+            silent = ", ".join(map(str, settled.pending))
+            raise DeadlineExceeded(f"{self.role}.{name}: no answer from rank {silent} within {timeout_s:g} s")
+        return ray.get(list(calls))
 
-    def _abandon(self, refs: Sequence[Any], name: str, pending: Sequence[Any]) -> None:
-        silent = ", ".join(str(rank) for rank, ref in enumerate(refs) if ref in pending)
+    def _fail(self, name: str, failures: Mapping[int, RayError]) -> NoReturn:
         self._end()
-        raise DeadlineExceeded(f"{self.role}.{name}: no answer from rank {silent} within {self._timeout_s:g} s")
-
-    def _fail(self, name: str, failures: dict[int, Exception]) -> None:
-        self._end()
-        causes = {rank: getattr(error, "cause", None) or error for rank, error in failures.items()}
-        for rank, cause in causes.items():
+        for rank, error in failures.items():
+            cause = getattr(error, "cause", None)
             if isinstance(cause, TqppoError):
-                raise type(cause)(f"{self.role} rank {rank}: {cause}") from failures[rank]
-        told = "\n".join(f"{self.role} rank {rank} failed in {name}:\n{error}" for rank, error in failures.items())
-        raise WorkerError(told)
+                raise type(cause)(f"{self.role} rank {rank}: {cause}") from error
+        raise WorkerError(
+            "\n".join(f"{self.role} rank {rank} failed in {name}:\n{error}" for rank, error in failures.items())
+        )
 
     def _end(self) -> None:
         processes, self._processes = self._processes, []
@@ -192,11 +216,5 @@ class WorkerGroup:
             ray.kill(process)
 
 
-def _failures(done: Sequence[Any], refs: Sequence[Any]) -> dict[int, Exception]:
-    failures: dict[int, Exception] = {}
-    for ref in done:
-        try:
-            ray.get(ref)
-        except ray.exceptions.RayError as error:
-            failures[refs.index(ref)] = error
-    return failures
+def _name(method: object) -> str:
+    return str(getattr(method, "__name__", method))

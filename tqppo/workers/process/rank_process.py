@@ -1,41 +1,53 @@
-"""The process of one rank: a worker, its place among the ranks, and its device. Made by a group as a Ray actor."""
+"""The process of one rank: a worker, its place among the ranks, and its device. A Ray actor of a worker group."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Concatenate, Generic, ParamSpec, TypeVar
 
 import ray
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
+from tqppo.protocols import Metrics
+from tqppo.queue.client import Queue
 from tqppo.queue.meta import BatchMeta
 from tqppo.workers.compute.worker import Worker, prepare_process
+from tqppo.workers.process import bridge
 from tqppo.workers.process.ranks import Ranks, join, leave, open_store
 from tqppo.workers.specs import RoleSpec
 
+W = TypeVar("W", bound=Worker)
+P = ParamSpec("P")
+R = TypeVar("R")
 
-class RankProcess:
-    def __init__(
-        self,
-        role: str,
-        worker_class: type[Worker],
-        spec: RoleSpec,
-        rank: int,
-        size: int,
-        queue: Any,
-        has_gpu: bool,
-    ) -> None:
-        self._name = f"{role}-{rank}"
-        self._ranks = Ranks(rank, size)
-        self._device = torch.device("cuda" if has_gpu else "cpu")
+
+@dataclass(frozen=True, slots=True)
+class RankSpec(Generic[W]):
+    """Which worker a rank holds, and its place in the group."""
+
+    role: str
+    worker_class: type[W]
+    worker: RoleSpec
+    ranks: Ranks
+    has_gpu: bool
+
+
+class RankProcess(Generic[W]):
+    def __init__(self, spec: RankSpec[W], queue: Queue | None) -> None:
+        self._name = f"{spec.role}-{spec.ranks.rank}"
+        self._ranks = spec.ranks
+        self._device = torch.device("cuda" if spec.has_gpu else "cpu")
         self._store: dist.TCPStore | None = None
-        self._worker = worker_class(spec, ranks=self._ranks, queue=queue, device=self._device.type)
+        self._worker = spec.worker_class(spec.worker, ranks=spec.ranks, queue=queue, device=self._device.type)
 
     def __repr__(self) -> str:
-        return self._name  # what Ray writes before this process's log lines
+        return self._name  # Ray writes this before the process's log lines
 
     def open(self) -> tuple[str, int]:
-        """On rank 0: where the others find it."""
+        """Open the store through which the other ranks find rank 0; returns its address."""
         host = ray.util.get_node_ip_address()
         self._store = open_store(host)
         return host, self._store.port
@@ -49,10 +61,14 @@ class RankProcess:
             join(self._ranks, self._device, store, timeout_s=timeout_s, is_one_node=is_one_node)
         self._worker.start()
 
-    def call(self, name: str, *arguments: Any, **named: Any) -> Any:
-        """A remote method; of a batch that it extended only the names of the columns go back."""
-        result = getattr(self._worker, name)(*arguments, **named)
-        return result.columns if isinstance(result, BatchMeta) else result
+    def call(self, method: Callable[Concatenate[W, P], R], *arguments: P.args, **named: P.kwargs) -> R:
+        return method(self._worker, *arguments, **named)
+
+    def add_columns(self, method: Callable[..., Mapping[str, Tensor]], batch: BatchMeta) -> tuple[str, ...]:
+        return bridge.run_columns(self._worker, method, batch)
+
+    def update(self, method: Callable[..., Metrics], batch: BatchMeta, *, step: int, sizes: list[int]) -> Metrics:
+        return bridge.run_update(self._worker, method, batch, step=step, sizes=sizes)
 
     def close(self) -> None:
         self._worker.close()

@@ -1,0 +1,138 @@
+"""Puts a run's stages together from its config and the processes that compute them. `build` starts those processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tqppo import dataflow, plugins
+from tqppo.algorithms.kl import Controller
+from tqppo.config import facts
+from tqppo.config.sections import Config
+from tqppo.data.prompts import Prompt
+from tqppo.queue.client import Queue
+from tqppo.rollout.worker import Assignment, Probe
+from tqppo.run import configure
+from tqppo.trainers.groups import GroupCollector
+from tqppo.trainers.stages import (
+    ActorStage,
+    AdvantageStage,
+    Clock,
+    CriticStage,
+    Engines,
+    EstimatorProcess,
+    PaddingStage,
+    ReferenceStage,
+    RewardModelStage,
+    RolloutStage,
+    Stages,
+    Trainer,
+)
+from tqppo.workers.actor import Actor
+from tqppo.workers.critic import Critic
+from tqppo.workers.process.group import Group
+from tqppo.workers.reference import Reference
+from tqppo.workers.reward_model import RewardModel
+
+PROBE_TOKENS = 32
+TOLERANCE = {"float32": 1e-3}  # of log-probabilities after a weight sync; smaller types round more
+
+
+@dataclass(frozen=True)
+class StageGroups:
+    """The worker groups that stages call, real ones or a test's."""
+
+    actor: Group[Actor]
+    critic: Group[Critic] | None = None
+    reference: Group[Reference] | None = None
+    reward_model: Group[RewardModel] | None = None
+
+
+@dataclass(frozen=True)
+class Processes:
+    """What computes the stages."""
+
+    queue: Queue
+    groups: StageGroups
+    engines: Engines
+    estimator: EstimatorProcess
+
+
+def make_stages(
+    config: Config,
+    processes: Processes,
+    draw: Callable[[int], list[Prompt]],
+    clock: Clock,
+    *,
+    trajectories: Callable[[int], Path | None] = lambda step: None,
+    vocabulary: int = 0,
+) -> Stages:
+    """Every stage of the run, from its config and the processes that compute it."""
+    queue, groups = processes.queue, processes.groups
+    features, rollout, algorithm = facts.features(config), config.rollout, config.algorithm
+    collector = GroupCollector(
+        queue, draw, rollout.on_incomplete_group, algorithm.filter_groups, algorithm.filter_max_rounds
+    )
+    verifies = rollout.verify_weights and rollout.backend != "embedded"
+    critic = groups.critic
+    return Stages(
+        queue=queue,
+        rollout=RolloutStage(
+            processes.engines,
+            collector,
+            clock,
+            assignment=training_task(config),
+            num_prompts=config.data.batch_size,
+            probe=make_probe(config, groups.actor, vocabulary) if verifies else lambda: None,
+        ),
+        reward_model=RewardModelStage(groups.reward_model, clock),
+        padding=PaddingStage(queue, clock, facts.required_multiple(config)),
+        actor=ActorStage(groups.actor, clock, features, facts.mini_batch_rows(config, "actor")),
+        reference=ReferenceStage(groups.reference, groups.actor, clock, features),
+        critic=None if critic is None else CriticStage(critic, clock, facts.mini_batch_rows(config, "critic")),
+        advantages=AdvantageStage(processes.estimator, clock, kl_controller(config), trajectories),
+        critic_only_steps=config.critic.warmup_only_steps,
+    )
+
+
+def make_trainer(config: Config, stages: Stages) -> Trainer:
+    trainer_class = plugins.import_object(dataflow.mode_named(config.mode).trainer)
+    trainer: Trainer = trainer_class.build(stages)
+    return trainer
+
+
+def training_task(config: Config) -> Assignment:
+    return Assignment(
+        seed=config.run.seed,
+        step=0,
+        group_size=config.rollout.group_size,
+        sampling=configure.sampling(config),
+        greedy=facts.features(config).has_greedy_baseline,
+    )
+
+
+def kl_controller(config: Config) -> Controller:
+    algorithm = config.algorithm
+    target = algorithm.kl_target if algorithm.kl_controller == "adaptive" else None
+    return Controller(algorithm.kl_reward_coef, target, algorithm.kl_horizon)
+
+
+def make_probe(config: Config, actor: Group[Actor], vocabulary: int) -> Callable[[], Probe]:
+    """After each weight sync: the trainer's log-probabilities of one fixed sequence, for the engine to agree with."""
+    length = min(PROBE_TOKENS, facts.context_tokens(config))
+    tokens = [(7 * i * i + 3 * i + config.run.seed) % vocabulary for i in range(length)]
+    tolerance = TOLERANCE["float32"] if config.model.dtype in ("auto", "float32") else 0.1
+    return lambda: Probe(tokens, actor.call(Actor.probe, tokens), tolerance)
+
+
+def validation_task(config: Config) -> Assignment:
+    return Assignment(
+        seed=config.run.seed,
+        step=0,
+        group_size=config.validation.samples,
+        sampling=configure.sampling(config, temperature=config.validation.temperature),
+        partition="val",
+        greedy=True,
+        keep_tensors=False,
+    )

@@ -1,0 +1,111 @@
+"""A run once it is built, and what the loop asks of it: state, validation, measurements. `build` makes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tqppo.data.prompts import Prompt, Sampler
+from tqppo.metrics import validation
+from tqppo.protocols import Metrics
+from tqppo.queue.client import Queue
+from tqppo.rollout.pool import RolloutPool
+from tqppo.rollout.worker import Assignment
+from tqppo.trainers.stages import Clock, Stages, Trainer
+from tqppo.workers.actor import Actor
+from tqppo.workers.compute.learner import Learner
+from tqppo.workers.critic import Critic
+from tqppo.workers.process.group import WorkerGroup
+
+
+class Validator:
+    """Held-out prompts, sampled and greedy; the same random numbers every time, so that steps compare."""
+
+    def __init__(self, pool: RolloutPool, queue: Queue, clock: Clock, prompts: list[Prompt], task: Assignment) -> None:
+        self.pool = pool
+        self.queue = queue
+        self.clock = clock
+        self.prompts = prompts
+        self.task = task
+
+    def run(self) -> Metrics:
+        if not self.prompts:
+            return {}
+        with self.clock.time("testing"):
+            self.pool.generate(list(enumerate(self.prompts)), self.task)
+            found = self.queue.list(self.task.partition)
+            self.queue.clear(found)
+            rows = (tags for tags in found.in_order().tags if tags.get("last"))
+            return validation.figures(self._answer(tags) for tags in rows)
+
+    def _answer(self, tags: Any) -> validation.Answer:
+        return validation.Answer(
+            prompt=tags["uid"],
+            source=tags["source"],
+            score=tags["reward"],
+            metrics=tags.get("extra", {}),
+            prediction=tags["answer"],
+            is_greedy=tags["session"] == self.task.group_size,
+        )
+
+
+@dataclass
+class LiveRun:
+    """Everything of a run that lives while it trains."""
+
+    queue: Queue
+    actor: WorkerGroup[Actor]
+    critic: WorkerGroup[Critic] | None
+    stages: Stages
+    clock: Clock
+    trainer: Trainer
+    sampler: Sampler
+    validator: Validator
+
+    def save(self, folder: Path) -> None:
+        """Write everything but the driver's own state into a checkpoint's folder."""
+        self.actor.call(Learner.save, str((folder / "actor").resolve()))
+        if self.critic is not None:
+            self.critic.call(Learner.save, str((folder / "critic").resolve()))
+        self.queue.snapshot(folder / "queue")
+
+    def load(self, folder: Path, driver_state: dict[str, Any], step: int) -> None:
+        """Restore everything as it was when step `step` ended."""
+        self.actor.call(Learner.load, str((folder / "actor").resolve()))
+        if self.critic is not None:
+            self.critic.call(Learner.load, str((folder / "critic").resolve()))
+        self.queue.restore(folder / "queue")
+        self.sampler.restore(driver_state["data"])
+        advantages = self.stages.advantages
+        advantages.controller = replace(advantages.controller, coef=driver_state["kl_coef"])
+        self.stages.rollout.load_weights(self.stages.actor.publish(step))
+        self.clock.take()
+
+    def driver_state(self) -> dict[str, Any]:
+        return {"data": self.sampler.state(), "kl_coef": self.stages.advantages.controller.coef}
+
+    def export(self, folder: Path) -> None:
+        """Write the weights as a Hugging Face folder."""
+        self.actor.call(Actor.export, str(folder.resolve()))
+
+    def validate(self) -> Metrics:
+        return self.validator.run() | self.clock.take()
+
+    def leftovers(self) -> list[str]:
+        """Keys still in the queue: none, after a step."""
+        return list(self.queue.list().keys)
+
+    def measure(self, metrics: Metrics, seconds: float) -> Metrics:
+        """The step's metrics with its timings: `seconds` of wall clock, of which each stage took a part."""
+        return metrics | self.sampler.metrics() | timings(self.clock.take(), seconds, metrics["perf/total_num_tokens"])
+
+
+def timings(stages: Metrics, seconds: float, num_tokens: float) -> Metrics:
+    """Where a step's time went. What no stage accounts for is `timing_s/other`."""
+    return stages | {
+        "timing_s/other": max(0.0, seconds - sum(stages.values())),
+        "timing_s/step": seconds,
+        "perf/time_per_step": seconds,
+        "perf/throughput": num_tokens / seconds if seconds else 0.0,
+    }
