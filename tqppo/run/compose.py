@@ -66,7 +66,7 @@ def make_stages(
     clock: Clock,
     *,
     trajectories: Callable[[int], Path | None] = lambda step: None,
-    vocabulary: int = 0,
+    vocabulary: int,
 ) -> Stages:
     """Every stage of the run, from its config and the processes that compute it."""
     queue, groups = processes.queue, processes.groups

@@ -1,0 +1,64 @@
+"""The plan that `validate-config` prints is what the run does: roles, stages and columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from trainers.fakes import fake_run
+
+from tqppo.config.compile import compile_config
+from tqppo.config.plan.plan import make_plan
+from tqppo.config.read.presets import list_presets
+from tqppo.queue.client import Queue
+
+OVERRIDES: dict[str, tuple[str, ...]] = {
+    "as it is": (),
+    "engine's log-probabilities": ("algorithm.old_logprobs=rollout", "algorithm.correction=none"),
+    "KL in the loss": ("algorithm.kl_loss=k3", "algorithm.kl_loss_coef=0.01"),
+    "KL without weight": ("algorithm.kl_loss=k3",),
+    "KL in the reward": ("algorithm.kl_reward=k1", "algorithm.kl_reward_coef=0.01"),
+    "LoRA with KL": ("model.lora_rank=8", "algorithm.kl_loss=k3", "algorithm.kl_loss_coef=0.01"),
+    "LoRA with a reference of its own": (
+        "model.lora_rank=8",
+        "algorithm.kl_loss=k3",
+        "algorithm.kl_loss_coef=0.01",
+        "reference.path=base",
+    ),
+    "reward model": ("reward_model.path=scores",),
+    "correction": ("algorithm.old_logprobs=recompute", "algorithm.correction=token"),
+    "rejection": ("algorithm.old_logprobs=recompute", "algorithm.reject=seq_mean"),
+    "sessions": ("algorithm.aggregate=session-mean",),
+}
+TRAINED = ["quickstart", "ppo-tiny", "grpo-7b", "ppo-7b"]
+
+
+@pytest.fixture
+def queue() -> Iterator[Queue]:
+    queue = Queue.create("simple", local=True, budget_bytes=256 << 20)
+    yield queue
+    queue.close()
+
+
+def test_every_preset_that_trains_is_covered() -> None:
+    refused = {"distill-tiny", "distill-7b", "grpo-agent-tiny"}
+    bases = {"base-tiny", "base-7b"}
+    assert {preset.name for preset in list_presets()} - refused - bases == set(TRAINED)
+
+
+@pytest.mark.parametrize("preset", TRAINED)
+@pytest.mark.parametrize("case", OVERRIDES)
+def test_roles_stages_and_columns_of_the_plan_are_those_of_the_run(queue: Queue, preset: str, case: str) -> None:
+    overrides = [*OVERRIDES[case], "data.batch_size=4", "actor.mini_batch_size=4", "critic.mini_batch_size=4"]
+    if not preset.startswith("ppo"):
+        overrides.pop()
+    run = fake_run(queue, preset, *overrides)
+    metrics = run.trainer.step(max(1, run.config.critic.warmup_only_steps + 1))
+    plan = make_plan(compile_config(preset, [], overrides, {}))
+    ranks = {role.name: role.processes for role in plan.roles if role.name not in ("rollout", "storage")}
+    assert ranks == run.roles
+    assert [stage.name for stage in plan.stages] == [call for call in run.log.calls if call in run.log.reads]
+    assert {stage.name: stage.reads for stage in plan.stages} == run.log.reads
+    assert {stage.name: stage.writes for stage in plan.stages} == run.log.writes
+    assert plan.multiple == metrics["padding/multiple"]
+    assert plan.mini_batches["actor"] == metrics["actor/mini_batches"]

@@ -1,0 +1,173 @@
+"""Small stand-ins for what the stages of a step call: they keep rows in a real queue and write declared columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tqppo import dataflow
+from tqppo.columns import Kind, column
+from tqppo.config import facts
+from tqppo.config.compile import compile_config
+from tqppo.config.sections import Config
+from tqppo.data.prompts import Prompt
+from tqppo.dataflow import Features, Stage
+from tqppo.protocols import Metrics, WeightSource
+from tqppo.queue.client import Queue
+from tqppo.queue.meta import BatchMeta, Jagged
+from tqppo.run.compose import Processes, StageGroups, make_stages, make_trainer
+from tqppo.trainers.stages import Clock, Stages, Trainer
+from tqppo.workers.process.bridge import stage_of
+
+PROMPT, RESPONSE = 3, 2  # tokens
+
+
+@dataclass
+class Log:
+    """What happened in a step, in order: calls by name, and each stage's columns."""
+
+    calls: list[str] = field(default_factory=list)
+    reads: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    writes: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+@dataclass
+class FakeGroup:
+    """A worker group that computes nothing: it reads a stage's columns from the queue and writes zeros."""
+
+    role: str
+    queue: Queue
+    features: Features
+    log: Log
+
+    def call(self, method: Callable[..., Any], /, *arguments: Any, **named: Any) -> Any:
+        self.log.calls.append(f"{self.role}.{method.__name__}")
+        return WeightSource("nowhere", arguments[0]) if method.__name__ == "publish" else None
+
+    def add_columns(self, method: Callable[..., Any], batch: BatchMeta) -> BatchMeta:
+        stage = self._read(method, batch)
+        written = stage.writes(self.features)
+        self.log.writes[stage.name] = written
+        rows = [(tags["prompt_len"], tags["response_len"]) for tags in batch.tags]
+        return self.queue.put(batch, {name: zeros(name, rows) for name in written})
+
+    def update(self, method: Callable[..., Any], batch: BatchMeta, *, step: int, num_mini_batches: int) -> Metrics:
+        stage = self._read(method, batch)
+        self.log.writes[stage.name] = ()
+        return {f"{self.role}/mini_batches": float(num_mini_batches)}
+
+    def _read(self, method: Callable[..., Any], batch: BatchMeta) -> Stage:
+        stage = stage_of(method)
+        self.log.calls.append(stage.name)
+        self.log.reads[stage.name] = stage.reads(self.features)
+        self.queue.get(batch, stage.reads(self.features))
+        return stage
+
+
+def zeros(name: str, rows: Sequence[tuple[int, int]]) -> Any:
+    """A column of zeros for rows of these prompt and response lengths."""
+    declared = column(name)
+    dtype = getattr(torch, declared.dtype)
+    if declared.kind is Kind.ROW:
+        return torch.zeros(len(rows), dtype=dtype)
+    lengths = [prompt + response if declared.kind is Kind.SEQUENCE else response for prompt, response in rows]
+    return Jagged(torch.zeros(sum(lengths), *(4 for _ in declared.trailing), dtype=dtype), lengths)
+
+
+@dataclass
+class FakeEngines:
+    """Engines that answer every session with the same tokens; the reward is the session's number."""
+
+    queue: Queue
+    features: Features
+    group_size: int
+    log: Log
+
+    def generate(self, prompts: Sequence[tuple[int, Prompt]], task: Any) -> None:
+        stage = dataflow.GENERATE
+        self.log.calls.append(stage.name)
+        self.log.reads[stage.name] = stage.reads(self.features)
+        self.log.writes[stage.name] = stage.writes(self.features)
+        for order, prompt in prompts:
+            rows = range(self.group_size)
+            tags = [self._tags(prompt.uid, order, session) for session in rows]
+            columns = {name: zeros(name, [(PROMPT, RESPONSE)] * len(tags)) for name in stage.writes(self.features)}
+            columns["response_mask"] = Jagged(
+                torch.ones(len(tags) * RESPONSE, dtype=torch.bool), [RESPONSE] * len(tags)
+            )
+            columns["reward"] = torch.arange(float(self.group_size))
+            self.queue.put([f"{prompt.uid}_{session}_0" for session in rows], columns, tags=tags)
+            self.queue.tag({prompt.uid: {"is_prompt": True, "status": "finished", "order": order, "error": ""}})
+
+    def _tags(self, uid: str, order: int, session: int) -> dict[str, Any]:
+        lengths = {"prompt_len": PROMPT, "response_len": RESPONSE, "seq_len": PROMPT + RESPONSE}
+        identity = {"uid": uid, "session": session, "trajectory": 0, "order": order}
+        return {**identity, **lengths, "reward": float(session), "turns": 1}
+
+    def load_weights(self, source: WeightSource, probe: Any = None) -> None:
+        self.log.calls.append(f"load version {source.version}")
+
+
+@dataclass
+class FakeEstimator:
+    queue: Queue
+    features: Features
+    log: Log
+
+    def estimate(self, batch: BatchMeta, kl_coef: float) -> tuple[tuple[str, ...], Metrics]:
+        stage = dataflow.ESTIMATE
+        self.log.calls.append(stage.name)
+        self.log.reads[stage.name] = stage.reads(self.features)
+        self.log.writes[stage.name] = stage.writes(self.features)
+        self.queue.get(batch, stage.reads(self.features))
+        rows = [(tags["prompt_len"], tags["response_len"]) for tags in batch.tags]
+        self.queue.put(batch, {name: zeros(name, rows) for name in stage.writes(self.features)})
+        return stage.writes(self.features), {"actor/reward_kl_penalty": 0.5} if self.features.kl_in_reward else {}
+
+    def write_trajectories(self, batch: BatchMeta, path: Path) -> None:
+        self.log.calls.append(f"write {path.name}")
+
+
+@dataclass
+class FakeRun:
+    """A run whose stages and trainer are the real ones, and whose processes are the fakes above."""
+
+    config: Config
+    queue: Queue
+    log: Log
+    clock: Clock
+    stages: Stages
+    trainer: Trainer
+    roles: dict[str, int]
+
+
+def draw_prompts() -> Callable[[int], list[Prompt]]:
+    drawn = 0
+
+    def draw(count: int) -> list[Prompt]:
+        nonlocal drawn
+        first, drawn = drawn, drawn + count
+        return [Prompt(f"p{i}", i, [1] * PROMPT, "", "task", {}, "") for i in range(first, drawn)]
+
+    return draw
+
+
+def fake_run(queue: Queue, preset: str | None, *overrides: str, **options: Any) -> FakeRun:
+    compilation = compile_config(preset, [], list(overrides), {})
+    assert compilation.config is not None, compilation.diagnostics
+    config = compilation.config
+    features, log, clock = facts.features(config), Log(), Clock()
+    roles = facts.worker_roles(config)
+
+    def group(role: str) -> Any:
+        return FakeGroup(role, queue, features, log) if role in roles else None
+
+    groups = StageGroups(group("actor"), group("critic"), group("reference"), group("reward_model"))
+    engines = FakeEngines(queue, features, config.rollout.group_size, log)
+    processes = Processes(queue, groups, engines, FakeEstimator(queue, features, log))
+    stages = make_stages(config, processes, draw_prompts(), clock, vocabulary=256, **options)
+    return FakeRun(config, queue, log, clock, stages, make_trainer(config, stages), roles)

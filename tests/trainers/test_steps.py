@@ -1,0 +1,184 @@
+"""Each mode's step as a list of calls, on fakes that keep rows in a real queue."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from trainers.fakes import fake_run
+
+from tqppo import columns, dataflow, plugins
+from tqppo.queue.client import Queue
+from tqppo.trainers import ppo
+
+SMALL = ("data.batch_size=2", "rollout.group_size=2")
+
+
+@pytest.fixture
+def queue() -> Iterator[Queue]:
+    queue = Queue.create("simple", local=True, budget_bytes=64 << 20)
+    yield queue
+    queue.close()
+
+
+def test_a_grpo_step_is_this_list_of_calls(queue: Queue) -> None:
+    run = fake_run(queue, None, *SMALL)
+    run.trainer.step(1)
+    assert run.log.calls == [
+        "rollout.generate",
+        "actor.old_logprobs",
+        "advantages.estimate",
+        "actor.update",
+        "actor.publish",
+        "load version 1",
+    ]
+    assert len(queue.list()) == 0
+
+
+def test_a_ppo_step_with_everything_is_this_list_of_calls(queue: Queue) -> None:
+    extras = ("reward_model.path=rm", "algorithm.kl_loss=k3", "algorithm.kl_loss_coef=0.1")
+    run = fake_run(queue, None, "mode=ppo", *SMALL, *extras)
+    run.trainer.step(1)
+    assert run.log.calls == [
+        "rollout.generate",
+        "reward_model.score",
+        "actor.old_logprobs",
+        "reference.logprobs",
+        "critic.values",
+        "advantages.estimate",
+        "critic.update",
+        "actor.update",
+        "actor.publish",
+        "load version 1",
+    ]
+    assert len(queue.list()) == 0
+
+
+def test_while_only_the_critic_learns_engines_get_no_weights(queue: Queue) -> None:
+    run = fake_run(queue, None, "mode=ppo", *SMALL, "critic.warmup_only_steps=2")
+    for step in (1, 2, 3):
+        run.trainer.step(step)
+    assert run.log.calls.count("critic.update") == 3
+    assert [call for call in run.log.calls if call in ("actor.update", "load version 3")] == [
+        "actor.update",
+        "load version 3",
+    ]
+
+
+def test_the_engines_log_probabilities_save_a_stage(queue: Queue) -> None:
+    run = fake_run(queue, None, *SMALL, "algorithm.old_logprobs=rollout")
+    run.trainer.step(1)
+    assert "actor.old_logprobs" not in run.log.calls
+    assert "rollout_logprobs" in run.log.reads["actor.update"]
+
+
+def test_a_batch_is_padded_and_cut_into_equal_mini_batches(queue: Queue) -> None:
+    run = fake_run(queue, None, "data.batch_size=3", "rollout.group_size=2", "actor.mini_batch_size=2")
+    metrics = run.trainer.step(1)
+    assert (metrics["padding/rows"], metrics["padding/multiple"]) == (2.0, 4.0)
+    assert metrics["actor/mini_batches"] == 2.0
+
+
+def test_with_lora_the_reference_is_the_actor_unless_a_path_is_set(queue: Queue) -> None:
+    kl = ("model.lora_rank=4", "algorithm.kl_loss=k3", "algorithm.kl_loss_coef=0.1")
+    run = fake_run(queue, None, *SMALL, *kl)
+    run.trainer.step(1)
+    assert "reference" not in run.roles
+    assert "reference.logprobs" in run.log.calls
+    own = fake_run(queue, None, *SMALL, *kl, "reference.path=base")
+    own.trainer.step(1)
+    assert own.roles["reference"] == 1
+
+
+def test_beta_follows_the_penalty_from_step_to_step(queue: Queue) -> None:
+    adaptive = ("algorithm.kl_reward=k1", "algorithm.kl_reward_coef=0.1", "algorithm.kl_controller=adaptive")
+    run = fake_run(queue, None, *SMALL, *adaptive)
+    metrics = run.trainer.step(1)
+    assert metrics["actor/reward_kl_penalty_coeff"] == 0.1
+    assert run.trainer.step(2)["actor/reward_kl_penalty_coeff"] > 0.1
+
+
+def test_trajectories_are_written_when_the_schedule_says_so(queue: Queue) -> None:
+    schedule = {2: Path("step_000002.jsonl")}
+    run = fake_run(queue, None, *SMALL, trajectories=schedule.get)
+    run.trainer.step(1)
+    assert not any(call.startswith("write") for call in run.log.calls)
+    run.trainer.step(2)
+    assert "write step_000002.jsonl" in run.log.calls
+
+
+def test_every_stage_of_a_step_is_timed_once(queue: Queue) -> None:
+    run = fake_run(queue, None, "mode=ppo", *SMALL)
+    run.trainer.step(1)
+    assert list(run.clock.take()) == [
+        f"timing_s/{name}"
+        for name in ("gen", "old_log_prob", "values", "adv", "update_critic", "update_actor", "update_weights")
+    ]
+
+
+def step_lines(mode: dataflow.Mode) -> list[tuple[str, str]]:
+    """Each call `self.stage.method(…)` of a step, in order, with the comment on its line."""
+    source = textwrap.dedent(inspect.getsource(plugins.import_object(mode.trainer).step))
+    comments = {number: line.partition("#")[2] for number, line in enumerate(source.splitlines(), start=1)}
+    calls = [
+        (node.lineno, node.col_offset, f"{node.func.value.attr}.{node.func.attr}")
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+        if isinstance(node.func.value, ast.Attribute)
+    ]
+    return [(name, comments[line]) for line, _, name in sorted(calls)]
+
+
+OPTIONAL = {"baseline_reward", "teacher_ids", "teacher_logprobs", "loss_mask", "correction_weights", "session_weight"}
+TRAINED = [mode for mode in dataflow.MODES.values() if mode.name != "distill"]
+
+
+@pytest.mark.parametrize("mode", TRAINED, ids=lambda mode: mode.name)
+def test_a_step_calls_the_stages_that_its_mode_declares_in_that_order(mode: dataflow.Mode) -> None:
+    declared = [stage.name for stage in mode.stages]
+    assert [name for name, _ in step_lines(mode) if name in declared] == declared
+
+
+@pytest.mark.parametrize("mode", TRAINED, ids=lambda mode: mode.name)
+def test_the_comments_of_a_step_name_the_columns_that_its_stages_add(mode: dataflow.Mode) -> None:
+    stages = {stage.name: stage for stage in mode.stages}
+    optional = {
+        "baseline_reward",
+        "teacher_ids",
+        "teacher_logprobs",
+        "loss_mask",
+        "correction_weights",
+        "session_weight",
+    }
+    possible = set(stages["advantages.estimate"].writes_when) - ({"returns"} if not mode.has_critic else set())
+    for name, comment in step_lines(mode):
+        named = set(re.findall(r"\w+", comment)) & set(columns.declared())
+        if name not in stages:
+            assert not comment.strip().startswith("+"), f"{name} is no stage and its comment names columns: {comment}"
+            continue
+        added = possible if name == "advantages.estimate" else set(stages[name].writes_when)
+        assert named == added - OPTIONAL, name
+
+
+def test_a_misspelt_call_in_a_step_is_a_type_error(tmp_path: Path) -> None:
+    source = Path(inspect.getfile(ppo)).read_text()
+    misspelt = {
+        "self.actor.old_logprobs(batch)": "self.actor.old_logprob(batch)",
+        "self.critic.update(batch, step)": "self.critic.update(batch, steps=step)",
+        "self.critic.values(batch)": "self.critic.values(step)",
+    }
+    for index, (right, wrong) in enumerate(misspelt.items()):
+        assert right in source
+        (tmp_path / f"misspelt_{index}.py").write_text(source.replace(right, wrong))
+    command = [sys.executable, "-m", "mypy", "--no-error-summary", "--ignore-missing-imports", str(tmp_path)]
+    found = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2], check=False).stdout
+    assert '"ActorStage" has no attribute "old_logprob"' in found
+    assert 'Unexpected keyword argument "steps"' in found
+    assert 'Argument 1 to "values" of "CriticStage" has incompatible type "int"' in found
