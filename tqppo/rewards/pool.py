@@ -132,7 +132,7 @@ class Pool:
 
     def __init__(self, spec: FunctionSpec, num_workers: int) -> None:
         self._spec = spec
-        # A process dies with the thread that started it (see reward_worker.die_with), so one thread starts them all.
+        # A process dies with the thread that started it (see lifeline.die_with_parent), so one thread starts them all.
         self._starter = ThreadPoolExecutor(1, thread_name_prefix="reward-starter")
         self._workers: list[Worker] = []
         self._slots: queue.SimpleQueue[int] = queue.SimpleQueue()

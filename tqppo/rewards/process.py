@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import importlib
 import importlib.util
 import inspect
 import json
 import os
-import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -23,9 +21,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from tqppo.errors import DataError, TqppoError
+from tqppo.lifeline import die_with_parent
 from tqppo.rewards.functions import BUILT_IN
-
-PR_SET_PDEATHSIG = 1
 
 
 def load_function(name: str) -> Callable[..., Any]:
@@ -141,21 +138,13 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} cannot be sent")
 
 
-def die_with(parent: int) -> None:
-    """Ends with the process that started us, even while the function is stuck in C code (Linux)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        sys.exit(0)
-
-
 def main() -> None:
     samples, pipe = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
     os.dup2(2, 1)  # what the function prints goes to the log, not into the protocol
     start = json.loads(samples.readline())
-    die_with(start["parent"])
+    die_with_parent(start["parent"])  # even while the function is stuck in C code
     try:
         function = load_function(start["function"])
         check_signature(start["function"], function, start["arguments"])

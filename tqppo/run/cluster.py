@@ -13,10 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
-
 from tqppo.errors import PreflightError
-from tqppo.run.lifeline import Undertaker
+from tqppo.lifeline import Watcher, descendants
 
 PRIVATE_PREFIX = "tqppo-ray-"
 PUBLISH_PREFIX = "tqppo-weights-"  # of folders in shared memory
@@ -41,7 +39,7 @@ def ray_cluster(address: str, *, num_cpus: float, object_store_bytes: int, logs:
         return
     _reap_dead_sessions()
     folder = Path(tempfile.mkdtemp(prefix=f"{PRIVATE_PREFIX}{os.getpid()}-"))
-    undertaker = Undertaker([str(folder), f"/dev/shm/{PUBLISH_PREFIX}{os.getpid()}-*"])
+    watcher = Watcher([str(folder), f"/dev/shm/{PUBLISH_PREFIX}{os.getpid()}-*"])
     try:
         ray.init(
             address="local",
@@ -52,13 +50,13 @@ def ray_cluster(address: str, *, num_cpus: float, object_store_bytes: int, logs:
             object_store_memory=max(object_store_bytes, OBJECT_STORE_BYTES),
             _temp_dir=str(folder),
         )
-        undertaker.watch(psutil.Process().children(recursive=True))
+        watcher.watch(descendants(os.getpid()))
         yield
     finally:
         ray.shutdown()
         _keep_logs(folder, logs)
         shutil.rmtree(folder, ignore_errors=True)
-        undertaker.dismiss()
+        watcher.dismiss()
 
 
 def _quiet() -> None:

@@ -11,12 +11,12 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-SUPERVISOR = Path(__file__).with_name("supervisor.py")
+from tqppo.lifeline import guard_command
+
 INHERITED_NOT = ("PYTHONPATH", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE", "PYTHONSTARTUP", "VIRTUAL_ENV")
 
 
@@ -57,9 +57,8 @@ class ServerProcess:
         log.write(f"$ {' '.join(command)}\n".encode())
         self._log_start = log.tell()
         self._log = self.log_path.open("rb")  # stays readable after the file is removed
-        supervisor = [sys.executable, "-I", "-S", str(SUPERVISOR), str(grace_s), self.scratch, str(self.log_path)]
         self._popen = subprocess.Popen(
-            [*supervisor, *command],
+            guard_command(command, remove=[self.scratch], grace_s=grace_s, log=str(self.log_path)),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
