@@ -1,0 +1,78 @@
+"""Post-train language models with reinforcement learning. The names below are the public ones; each loads on first use.
+
+from tqppo import compile_config, train
+train(compile_config("quickstart", overrides=["run.max_steps=50"]))
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tqppo.columns import Column, Kind, declare
+    from tqppo.config.compile import Compilation, compile_config
+    from tqppo.data.prompts import Prompt
+    from tqppo.dataflow import Features, Mode, Stage
+    from tqppo.errors import TqppoError
+    from tqppo.protocols import Completion, EngineSpec, Request, RolloutEngine, Sampling, Storage, StorageSpec
+    from tqppo.queue.client import Queue
+    from tqppo.queue.meta import BatchMeta, Jagged
+    from tqppo.rollout.loops.single_turn import AgentLoop, Session, Trajectory
+    from tqppo.run.start import resume, train
+    from tqppo.trainers.stages import Stages, Trainer
+
+_HOMES = {
+    "columns": ("Column", "Kind", "declare"),
+    "config.compile": ("Compilation", "compile_config"),
+    "data.prompts": ("Prompt",),
+    "dataflow": ("Features", "Mode", "Stage"),
+    "errors": ("TqppoError",),
+    "protocols": ("Completion", "EngineSpec", "Request", "RolloutEngine", "Sampling", "Storage", "StorageSpec"),
+    "queue.client": ("Queue",),
+    "queue.meta": ("BatchMeta", "Jagged"),
+    "rollout.loops.single_turn": ("AgentLoop", "Session", "Trajectory"),
+    "run.start": ("resume", "train"),
+    "trainers.stages": ("Stages", "Trainer"),
+}
+_MODULE_OF = {name: f"tqppo.{module}" for module, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "AgentLoop",
+    "BatchMeta",
+    "Column",
+    "Compilation",
+    "Completion",
+    "EngineSpec",
+    "Features",
+    "Jagged",
+    "Kind",
+    "Mode",
+    "Prompt",
+    "Queue",
+    "Request",
+    "RolloutEngine",
+    "Sampling",
+    "Session",
+    "Stage",
+    "Stages",
+    "Storage",
+    "StorageSpec",
+    "TqppoError",
+    "Trainer",
+    "Trajectory",
+    "compile_config",
+    "declare",
+    "resume",
+    "train",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'tqppo' has no attribute {name!r}")
+    return getattr(importlib.import_module(_MODULE_OF[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_MODULE_OF})

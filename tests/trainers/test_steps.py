@@ -149,14 +149,6 @@ def test_a_step_calls_the_stages_that_its_mode_declares_in_that_order(mode: data
 @pytest.mark.parametrize("mode", TRAINED, ids=lambda mode: mode.name)
 def test_the_comments_of_a_step_name_the_columns_that_its_stages_add(mode: dataflow.Mode) -> None:
     stages = {stage.name: stage for stage in mode.stages}
-    optional = {
-        "baseline_reward",
-        "teacher_ids",
-        "teacher_logprobs",
-        "loss_mask",
-        "correction_weights",
-        "session_weight",
-    }
     possible = set(stages["advantages.estimate"].writes_when) - ({"returns"} if not mode.has_critic else set())
     for name, comment in step_lines(mode):
         named = set(re.findall(r"\w+", comment)) & set(columns.declared())
