@@ -6,10 +6,7 @@ Everything that takes long starts together and is waited for at the end.
 from __future__ import annotations
 
 import math
-import os
-import secrets
 import shutil
-import tempfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
@@ -28,10 +25,9 @@ from tqppo.data.prompts import load as load_prompts
 from tqppo.errors import PreflightError
 from tqppo.queue.client import Queue
 from tqppo.ray_calls import results
+from tqppo.rollout.assignment import Assignment
 from tqppo.rollout.pool import RolloutPool
-from tqppo.rollout.worker import Assignment, Probe
 from tqppo.run import configure as specs
-from tqppo.run.cluster import PUBLISH_PREFIX
 from tqppo.run.configure import Places
 from tqppo.run.folder import RunFolder
 from tqppo.run.parts import Parts, Validator
@@ -41,6 +37,8 @@ from tqppo.trainers.groups import Replay
 from tqppo.trainers.grpo import GrpoTrainer
 from tqppo.trainers.ppo import PpoTrainer
 from tqppo.trainers.stages import Absent, Advantages, Clock, Learner, Padding, Rollout, Stages, Timed
+from tqppo.weights import location
+from tqppo.weights.verify import Probe
 from tqppo.workers.actor import Actor
 from tqppo.workers.critic import Critic
 from tqppo.workers.estimator import Estimator
@@ -184,13 +182,9 @@ def start_pool(config: Config, places: Places, queue: Queue, tokenizer: Any, sta
 
 
 def publish_folder(stack: ExitStack) -> str:
-    """Where the actor publishes weights: shared memory, named after this process so that a dead run's can be told."""
-    root = Path("/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir())
-    for left in root.glob(f"{PUBLISH_PREFIX}*"):
-        owner = left.name[len(PUBLISH_PREFIX) :].split("-")[0]
-        if owner.isdigit() and not Path(f"/proc/{owner}").exists():
-            shutil.rmtree(left, ignore_errors=True)
-    folder = root / f"{PUBLISH_PREFIX}{os.getpid()}-{secrets.token_hex(3)}"
+    """Where the actor publishes weights; the folders of dead runs are removed first."""
+    location.remove_abandoned()
+    folder = location.new_folder()
     stack.callback(shutil.rmtree, folder, ignore_errors=True)
     return str(folder)
 

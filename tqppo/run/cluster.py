@@ -17,9 +17,9 @@ import psutil
 
 from tqppo.errors import PreflightError
 from tqppo.run.lifeline import Undertaker
+from tqppo.weights import location
 
 PRIVATE_PREFIX = "tqppo-ray-"
-PUBLISH_PREFIX = "tqppo-weights-"  # of folders in shared memory
 OBJECT_STORE_BYTES = 256 * 1024 * 1024  # enough for metadata; tensors live in tqppo's own storage
 
 
@@ -41,7 +41,7 @@ def ray_cluster(address: str, *, num_cpus: float, object_store_bytes: int, logs:
         return
     _reap_dead_sessions()
     folder = Path(tempfile.mkdtemp(prefix=f"{PRIVATE_PREFIX}{os.getpid()}-"))
-    undertaker = Undertaker([str(folder), f"/dev/shm/{PUBLISH_PREFIX}{os.getpid()}-*"])
+    undertaker = Undertaker([str(folder), location.pattern()])
     try:
         ray.init(
             address="local",

@@ -11,8 +11,8 @@ from tqppo.metrics import validation
 if TYPE_CHECKING:
     from tqppo.data.prompts import Prompt, Sampler
     from tqppo.queue.client import Queue
+    from tqppo.rollout.assignment import Assignment
     from tqppo.rollout.pool import RolloutPool
-    from tqppo.rollout.worker import Assignment
     from tqppo.trainers.grpo import GrpoTrainer
     from tqppo.trainers.ppo import PpoTrainer
     from tqppo.trainers.stages import Clock, Stages

@@ -20,9 +20,10 @@ from tqppo.protocols import WeightSource
 from tqppo.queue.client import Queue
 from tqppo.queue.meta import BatchMeta
 from tqppo.ray_calls import results
+from tqppo.rollout.assignment import Assignment
 from tqppo.rollout.pool import RolloutPool
-from tqppo.rollout.worker import Assignment, Probe
 from tqppo.trainers.groups import Replay
+from tqppo.weights.verify import Probe
 
 Metrics = dict[str, float]
 
