@@ -14,7 +14,7 @@ from tqppo.data.prompts import Prompt
 from tqppo.errors import EngineError
 from tqppo.protocols import WeightSource
 from tqppo.queue.client import Queue
-from tqppo.ray_calls import call, results
+from tqppo.ray_calls import call, kill, results
 from tqppo.rollout.assignment import Assignment
 from tqppo.rollout.worker import RolloutSpec, RolloutWorker
 from tqppo.weights.send import Sender, SenderClient, start_sender, stop_sender
@@ -91,7 +91,7 @@ class RolloutPool:
         if calls:
             ray.wait(calls, num_returns=len(calls), timeout=CLOSE_TIMEOUT_S)
         for worker in self.workers:
-            ray.kill(worker)
+            kill(worker)
         self.workers = []
         self._stop_sender()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Protocol, cast
 
 import ray
 
@@ -63,9 +63,8 @@ class RolloutWorker:
         """Load the tokenizer, start the reward function and the engine; returns Ray's id of this node."""
         from transformers import AutoTokenizer
 
-        self.tokenizer: Decoder = AutoTokenizer.from_pretrained(
-            self.spec.tokenizer, trust_remote_code=self.spec.trust_remote_code
-        )
+        loaded = AutoTokenizer.from_pretrained(self.spec.tokenizer, trust_remote_code=self.spec.trust_remote_code)
+        self.tokenizer = cast(Decoder, loaded)
         self.scorer = Scorer(self.spec.reward)
         await self.engine.start()
         return ray.get_runtime_context().get_node_id() if ray.is_initialized() else ""

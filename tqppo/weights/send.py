@@ -23,11 +23,12 @@ import torch
 import torch.distributed as dist
 from ray.actor import ActorProxy
 from ray.exceptions import RayError, RayTaskError
-from torch.distributed import PrefixStore, TCPStore, distributed_c10d
+from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch.distributed import distributed_c10d
 
 from tqppo.errors import EngineError
 from tqppo.protocols import Bucket, Offer
-from tqppo.ray_calls import call
+from tqppo.ray_calls import call, kill, num_nodes
 from tqppo.weights.file import MODEL_FILE, MappedFile, Place
 
 P = ParamSpec("P")
@@ -36,9 +37,10 @@ T = TypeVar("T")
 
 def meeting_place() -> tuple[str, str]:
     """Address and network interface for process groups: loopback, unless Ray spans several nodes."""
-    if not ray.is_initialized() or sum(node["Alive"] for node in ray.nodes()) == 1:
+    if not ray.is_initialized() or num_nodes() == 1:
         return "127.0.0.1", "lo"
-    address = ray.util.get_node_ip_address()
+    own_address: Callable[[], str] = ray.util.get_node_ip_address
+    address = own_address()
     for interface, found in psutil.net_if_addrs().items():
         if address in {each.address for each in found}:
             return address, interface
@@ -172,4 +174,4 @@ def start_sender(node: str) -> ActorProxy[Sender]:
 
 def stop_sender(sender: ActorProxy[Sender]) -> None:
     with contextlib.suppress(RayError):
-        ray.kill(sender)
+        kill(sender)
