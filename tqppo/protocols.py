@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tqppo.queue.blocks.block import Block, BlockView
 
 FinishReason = Literal["stop", "length", "abort"]
+Metrics = dict[str, float]  # keys like "actor/kl"
 
 
 @dataclass(frozen=True, slots=True)
