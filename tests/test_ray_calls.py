@@ -7,7 +7,7 @@ import pytest
 import ray
 
 from tqppo.errors import DataError, DeadlineExceeded, EngineError, WorkerError
-from tqppo.ray_calls import call, results, settle
+from tqppo.ray_calls import call, kill, num_nodes, results, settle
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
@@ -93,3 +93,11 @@ def test_methods_are_called_by_the_function_itself() -> None:
     doubler = ray.remote(Doubler).options(num_cpus=0).remote()
     calls = [call(doubler, Doubler.double, 3, plus=1), call(doubler, Doubler.later, 4)]
     assert results(calls, 60, "the doubler") == [7, 8]
+    kill(doubler)
+    kill(doubler)
+    with pytest.raises(WorkerError, match="the process died"):
+        results([call(doubler, Doubler.double, 3)], 60, "the doubler")
+
+
+def test_a_private_ray_has_one_node() -> None:
+    assert num_nodes() == 1

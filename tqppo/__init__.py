@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tqppo.protocols import Completion, EngineSpec, Request, RolloutEngine, Sampling, Storage, StorageSpec
     from tqppo.queue.client import Queue
     from tqppo.queue.meta import BatchMeta, Jagged
-    from tqppo.rollout.loops.single_turn import AgentLoop, Session, Trajectory
+    from tqppo.rollout.loops.base import AgentLoop, Session, Trajectory
     from tqppo.run.start import resume, train
     from tqppo.trainers.stages import Stages, Trainer
 
@@ -31,7 +31,7 @@ _HOMES = {
     "protocols": ("Completion", "EngineSpec", "Request", "RolloutEngine", "Sampling", "Storage", "StorageSpec"),
     "queue.client": ("Queue",),
     "queue.meta": ("BatchMeta", "Jagged"),
-    "rollout.loops.single_turn": ("AgentLoop", "Session", "Trajectory"),
+    "rollout.loops.base": ("AgentLoop", "Session", "Trajectory"),
     "run.start": ("resume", "train"),
     "trainers.stages": ("Stages", "Trainer"),
 }

@@ -45,6 +45,10 @@ class TrainingAborted(TqppoError):
     exit_code = 6
 
 
+class OutOfSpace(TqppoError):
+    """A file system or shared memory is full; the message names the folder, the bytes wanted and the bytes free."""
+
+
 class DataError(TqppoError):
     """A dataset, a prompt or a reward function is not what it should be."""
 

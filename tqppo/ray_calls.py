@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Concatenate, ParamSpec, TypeVar, overload
+from typing import Concatenate, ParamSpec, TypeVar, cast, overload
 
 import ray
-from ray.actor import ActorProxy
+from ray.actor import ActorHandle, ActorProxy
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from tqppo.errors import DeadlineExceeded, TqppoError, WorkerError
@@ -36,13 +36,23 @@ def call(
 
 def call(
     actor: ActorProxy[A], method: Callable[Concatenate[A, P], object], /, *args: P.args, **named: P.kwargs
-) -> ray.ObjectRef[Any]:
+) -> object:
     """Start `method`, a function of the actor's class, on the actor: `call(worker, RolloutWorker.close)`.
 
     A type checker sees the method, its arguments and its result, which `actor.close.remote()` hides.
     """
-    started: ray.ObjectRef[Any] = getattr(actor, method.__name__).remote(*args, **named)
-    return started
+    return getattr(actor, method.__name__).remote(*args, **named)
+
+
+def kill(actor: ActorProxy[A]) -> None:
+    """End the actor's process at once. Does nothing if it has ended."""
+    ray.kill(cast(ActorHandle[A], actor))
+
+
+def num_nodes() -> int:
+    """Live nodes of the cluster."""
+    nodes: Callable[[], list[dict[str, bool]]] = ray.nodes
+    return sum(node["Alive"] for node in nodes())
 
 
 @dataclass(frozen=True, slots=True)

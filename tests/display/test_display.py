@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import signal
 import sys
 import time
 from typing import Any
@@ -143,7 +144,15 @@ def test_a_terminal_shows_stages_then_a_panel_then_the_end() -> None:
 
 
 def test_ctrl_c_gives_the_cursor_back() -> None:
-    child = pexpect.spawn(sys.executable, ["-c", LIVE, "slow"], encoding="utf-8", dimensions=(40, 100), timeout=30)
+    child = pexpect.spawn(
+        sys.executable,
+        ["-c", LIVE, "slow"],
+        encoding="utf-8",
+        dimensions=(40, 100),
+        timeout=30,
+        # A test run in the background has inherited "ignore", which Python would keep.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     child.expect("READY")
     time.sleep(0.5)
     child.sendintr()

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 import json
 import math
-from collections.abc import Sequence
 
-import numpy as np
 import pytest
 from rich.console import Console
 
-from tqppo.doctor.compare import advise, compare, render, verify_logprobs
+from tqppo.doctor.compare import advise, compare, render
 from tqppo.errors import EngineError
-from tqppo.protocols import Scores
 
 
 def test_figures_of_two_tokens_by_hand() -> None:
@@ -61,24 +57,3 @@ def test_it_prints_and_serialises() -> None:
 def test_nothing_to_compare_is_an_error() -> None:
     with pytest.raises(EngineError, match="sampled no token"):
         compare([[]], [[]], tokens=[[]])
-
-
-class Scorer:
-    """An engine as far as the check needs one."""
-
-    def __init__(self, logprobs: Sequence[float]) -> None:
-        self.logprobs = np.array([*logprobs, 0.0], np.float32)
-
-    async def score(self, tokens: Sequence[int], top_k: int = 0) -> Scores:
-        return Scores(self.logprobs, np.zeros((len(tokens), 0), np.int32), np.zeros((len(tokens), 0), np.float32))
-
-
-def test_the_check_passes_within_its_tolerance_and_names_the_token_beyond() -> None:
-    engine = Scorer([-1.0, -2.0])
-    assert asyncio.run(verify_logprobs(engine, [1, 2, 3], [-1.0, -2.00001], 1e-4)) < 1e-4
-    with pytest.raises(EngineError, match="token 2 of 3"):
-        asyncio.run(verify_logprobs(engine, [1, 2, 3], [-1.0, -2.5], 1e-4))
-    with pytest.raises(EngineError, match="does not run the new weights"):
-        asyncio.run(verify_logprobs(engine, [1, 2, 3], [math.nan, -2.0], 1e-4))
-    with pytest.raises(EngineError, match="need 2 log-probabilities"):
-        asyncio.run(verify_logprobs(engine, [1, 2, 3], [-1.0], 1e-4))

@@ -14,9 +14,8 @@ import psutil
 import pytest
 
 from tqppo.errors import DataError
-from tqppo.rewards import scorer as rewards
 from tqppo.rewards.functions import BUILT_IN
-from tqppo.rewards.scorer import Reward, RewardError, Sample, Scorer
+from tqppo.rewards.scorer import Reward, RewardError, Scorer, ScorerSpec, overlong_penalty
 
 USER_FILE = """
 import asyncio, os, re, subprocess, time
@@ -65,6 +64,23 @@ def wrong_signature(prompt, completion):
 """
 
 
+def load(function: str = "", **settings: Any) -> Scorer:
+    return Scorer(ScorerSpec(function=function, **settings))
+
+
+def processes() -> set[int]:
+    """The reward processes of this one."""
+    children = psutil.Process().children(recursive=True)
+    return {child.pid for child in children if "tqppo.rewards.process" in child.cmdline()}
+
+
+def score_all(scorer: Scorer, *solutions: str) -> list[Reward]:
+    async def together() -> list[Reward]:
+        return await asyncio.gather(*(scorer.score("test", each, "") for each in solutions))
+
+    return asyncio.run(together())
+
+
 @pytest.fixture
 def user_file(tmp_path: Path) -> Path:
     path = tmp_path / "my_rewards.py"
@@ -78,7 +94,7 @@ def make(user_file: Path) -> Iterator[Any]:
     made: list[Scorer] = []
 
     def scorer(function: str, **settings: Any) -> Scorer:
-        made.append(rewards.load(f"{user_file}:{function}", **settings))
+        made.append(load(f"{user_file}:{function}", **settings))
         return made[-1]
 
     before = {child.pid for child in psutil.Process().children(recursive=True)}
@@ -93,15 +109,15 @@ def score(scorer: Scorer, solution: str, answer: Any = "", extra: Any = None, **
 
 
 def test_exact_match_ignores_white_space_around_the_answer_only() -> None:
-    scorer = rewards.load("exact_match")
+    scorer = load("exact_match")
     assert score(scorer, " 1234\n", "1234") == Reward(1.0, {"acc": 1.0}, "1234")
     assert score(scorer, "12 34", "1234").score == 0.0
     assert score(scorer, "42", 42).score == 1.0
-    assert score(rewards.load("exact_match", function_args={"ignore_case": True}), "Paris", "paris").score == 1.0
+    assert score(load("exact_match", function_args={"ignore_case": True}), "Paris", "paris").score == 1.0
 
 
 def test_partial_match_is_the_share_of_right_characters() -> None:
-    scorer = rewards.load("partial_match")
+    scorer = load("partial_match")
     assert score(scorer, "1243", "1234") == Reward(0.5, {"acc": 0.0}, "1243")
     assert score(scorer, "12345678", "1234").score == 0.5
     assert score(scorer, "", "1234").score == 0.0
@@ -120,29 +136,31 @@ def test_partial_match_is_the_share_of_right_characters() -> None:
     ],
 )
 def test_gsm8k_compares_numbers(answer: str, truth: str, arguments: dict[str, Any], expected: float) -> None:
-    assert score(rewards.load("gsm8k", function_args=arguments), answer, truth).score == expected
+    assert score(load("gsm8k", function_args=arguments), answer, truth).score == expected
 
 
 def test_contains_finds_the_reference_anywhere() -> None:
-    assert score(rewards.load("contains"), "it is Paris.", "Paris").score == 1.0
-    assert score(rewards.load("contains"), "it is Rome.", "Paris").score == 0.0
+    assert score(load("contains"), "it is Paris.", "Paris").score == 1.0
+    assert score(load("contains"), "it is Rome.", "Paris").score == 0.0
 
 
 def test_a_row_chooses_its_own_reward_when_the_config_names_none() -> None:
-    scorer = rewards.load("")
+    before = processes()
+    scorer = load("")
     assert score(scorer, "1243", "1234", {"reward": "partial_match"}).score == 0.5
     assert score(scorer, "1243", "1234", {"reward": "exact_match"}).score == 0.0
     assert score(scorer, "1234", "1234").score == 1.0
-    assert scorer.pids() == []
+    assert processes() == before
 
 
 def test_built_ins_that_may_hang_run_in_a_process() -> None:
-    scorer = rewards.load("matches", function_args={"pattern": r"^(a+)+$"}, timeout_s=0.5, on_error="zero")
+    before = processes()
+    scorer = load("matches", function_args={"pattern": r"^(a+)+$"}, timeout_s=0.5, on_error="zero")
     try:
         assert score(scorer, "aaa").score == 1.0
         assert "longer than 0.5 s" in score(scorer, "a" * 40 + "b").failure
         assert score(scorer, "aab").score == 0.0
-        assert len(scorer.pids()) == 1
+        assert len(processes() - before) == 1
     finally:
         scorer.close()
 
@@ -151,9 +169,9 @@ def test_built_ins_that_may_hang_run_in_a_process() -> None:
 def test_math_and_gym_judge_by_their_libraries() -> None:
     from tqppo.data import dataset
 
-    math = rewards.load("math")
+    math = load("math")
     row = dataset.load("gym:basic_arithmetic", size=10).row(0)
-    own = rewards.load("")
+    own = load("")
     try:
         assert score(math, r"so $\boxed{\frac{2}{4}}$", "1/2").score == 1.0
         assert score(math, r"so $\boxed{3}$", "1/2").score == 0.0
@@ -171,7 +189,7 @@ def test_user_function_gets_its_arguments_and_its_numbers_become_metrics(make: A
 
 def test_module_path_works_like_a_file(user_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(user_file.parent)
-    scorer = rewards.load("my_rewards:length")
+    scorer = load("my_rewards:length")
     try:
         assert score(scorer, "abc").score == 3.0
     finally:
@@ -210,21 +228,22 @@ def test_the_policy_decides_what_a_failure_costs(make: Any) -> None:
 
 
 def test_batch_keeps_its_order_over_several_processes(make: Any) -> None:
+    before = processes()
     scorer = make("length", workers=3)
-    samples = [Sample("test", "x" * (i % 7), "") for i in range(60)]
-    assert [each.score for each in asyncio.run(scorer.score_batch(samples))] == [float(i % 7) for i in range(60)]
-    assert len(set(scorer.pids())) == 3
+    solutions = ["x" * (i % 7) for i in range(60)]
+    assert [each.score for each in score_all(scorer, *solutions)] == [float(i % 7) for i in range(60)]
+    assert len(processes() - before) == 3
 
 
 def test_async_function_works_on_many_samples_at_once(make: Any) -> None:
-    found = asyncio.run(make("crowd").score_batch([Sample("test", str(i), "") for i in range(32)]))
+    found = score_all(make("crowd"), *map(str, range(32)))
     assert [each.score for each in found] == [float(i) for i in range(32)]
     assert max(each.metrics["together"] for each in found) > 4
 
 
 def test_a_late_async_sample_fails_alone(make: Any) -> None:
     scorer = make("slow", timeout_s=1.0, on_error="zero")
-    found = asyncio.run(scorer.score_batch([Sample("test", text, "") for text in ("1", "late", "2")]))
+    found = score_all(scorer, "1", "late", "2")
     assert [each.score for each in found] == [1.0, 0.0, 2.0]
     assert "longer than 1 s" in found[1].failure
 
@@ -235,7 +254,7 @@ def test_an_async_sample_that_blocks_its_process_does_not_take_the_others_along(
 ) -> None:
     monkeypatch.setattr("tqppo.rewards.pool.GRACE_S", 0.2)
     scorer = make("slow", timeout_s=0.8, on_error="zero")
-    found = asyncio.run(scorer.score_batch([Sample("test", text, "") for text in ("1", "block", "2")]))
+    found = score_all(scorer, "1", "block", "2")
     assert [each.score for each in found] == [1.0, 0.0, 2.0]
 
 
@@ -245,16 +264,16 @@ def test_what_cannot_be_called_is_refused_before_training(make: Any, tmp_path: P
     with pytest.raises(DataError, match="has no function 'missing'"):
         make("missing")
     with pytest.raises(DataError, match="there is no file"):
-        rewards.load(str(tmp_path / "nowhere.py") + ":f")
+        load(str(tmp_path / "nowhere.py") + ":f")
     with pytest.raises(DataError, match="cannot import no_such_module"):
-        rewards.load("no_such_module:f")
+        load("no_such_module:f")
     with pytest.raises(DataError, match="no built-in has this name"):
-        rewards.load("exact")
+        load("exact")
     with pytest.raises(DataError, match="pattern"):
-        rewards.load("matches")
+        load("matches")
     (tmp_path / "broken.py").write_text("raise RuntimeError('at import')")
     with pytest.raises(DataError, match="at import"):
-        rewards.load(f"{tmp_path / 'broken.py'}:f")
+        load(f"{tmp_path / 'broken.py'}:f")
 
 
 def test_close_while_scoring_ends_the_wait(make: Any) -> None:
@@ -272,9 +291,9 @@ def test_close_while_scoring_ends_the_wait(make: Any) -> None:
 def test_a_scoring_process_dies_with_its_owner(user_file: Path) -> None:
     """Even when the owner is killed and the function is stuck in C code."""
     code = (
-        "import asyncio, sys; from tqppo.rewards import scorer as rewards\n"
-        f"scorer = rewards.load({str(user_file) + ':moody'!r})\n"
-        "print(scorer.pids()[0], flush=True)\n"
+        "import asyncio, psutil; from tqppo.rewards.scorer import Scorer, ScorerSpec\n"
+        f"scorer = Scorer(ScorerSpec({str(user_file) + ':moody'!r}))\n"
+        "print(psutil.Process().children()[0].pid, flush=True)\n"
         "asyncio.run(scorer.score('test', 'regex', ''))\n"
     )
     owner = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
@@ -288,11 +307,11 @@ def test_a_scoring_process_dies_with_its_owner(user_file: Path) -> None:
 
 @pytest.mark.parametrize(("tokens", "penalty"), [(0, 0.0), (80, 0.0), (90, -0.25), (100, -0.5), (120, -0.5)])
 def test_overlong_penalty_falls_in_a_line_to_the_limit(tokens: int, penalty: float) -> None:
-    assert rewards.overlong_penalty(tokens, max_new_tokens=100, buffer=20, factor=0.5) == pytest.approx(penalty)
+    assert overlong_penalty(tokens, max_new_tokens=100, buffer=20, factor=0.5) == pytest.approx(penalty)
 
 
 def test_overlong_answers_lose_score_and_show_it() -> None:
-    scorer = rewards.load("exact_match", overlong_buffer=20, max_new_tokens=100)
+    scorer = load("exact_match", overlong_buffer=20, max_new_tokens=100)
     assert score(scorer, "1", "1", response_tokens=90).score == pytest.approx(0.5)
     assert score(scorer, "1", "1", response_tokens=90).metrics["overlong_penalty"] == pytest.approx(-0.5)
     assert score(scorer, "1", "1", response_tokens=10).score == 1.0

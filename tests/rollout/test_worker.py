@@ -14,8 +14,9 @@ from tqppo.protocols import Completion, EngineCapabilities, EngineSpec, Request,
 from tqppo.queue.client import Queue
 from tqppo.rewards.scorer import ScorerSpec
 from tqppo.rollout import worker as worker_module
-from tqppo.rollout.loops.single_turn import Session, Trajectory, counter_seed
-from tqppo.rollout.worker import Assignment, RolloutSpec, RolloutWorker
+from tqppo.rollout.assignment import Assignment
+from tqppo.rollout.loops.base import Session, Trajectory, counter_seed
+from tqppo.rollout.worker import RolloutSpec, RolloutWorker
 
 
 class CountingEngine:
@@ -207,7 +208,7 @@ def test_groups_that_finish_together_share_a_put(
         return await aput(keys, *args, **kwargs)
 
     monkeypatch.setattr(queue, "aput", counted)
-    monkeypatch.setattr(worker_module, "GATHER_S", 60.0)  # whatever the machine's load: nobody waits for it
+    monkeypatch.setattr("tqppo.rollout.writer.GATHER_S", 60.0)  # longer than sampling takes on any machine
     sample(make_worker(), 5)
     assert puts == [10]
 
@@ -227,6 +228,6 @@ def test_a_put_that_fails_ends_the_rollout(queue: Queue, make_worker: Any, monke
         raise DataError("no room")
 
     monkeypatch.setattr(queue, "aput", full)
-    monkeypatch.setattr(worker_module, "GATHER_S", 0.0)
+    monkeypatch.setattr("tqppo.rollout.writer.GATHER_S", 0.0)
     with pytest.raises(DataError, match="no room"):
         sample(make_worker(OneLater()), 2)

@@ -21,8 +21,9 @@ from tqppo.protocols import EngineSpec, WeightSource
 from tqppo.queue.client import Queue
 from tqppo.rewards.scorer import ScorerSpec
 from tqppo.rollout.pool import RolloutPool
-from tqppo.rollout.worker import Probe, RolloutSpec
+from tqppo.rollout.worker import RolloutSpec
 from tqppo.tiny.model import write_tiny_model
+from tqppo.weights.verify import Probe
 from tqppo.workers.actor import Actor
 from tqppo.workers.process.group import WorkerGroup
 from tqppo.workers.specs import ModelSpec, RoleSpec

@@ -26,3 +26,15 @@ def test_ctrl_c_exits_with_130() -> None:
     with StopRequest(lambda name: None) as stop:
         os.kill(os.getpid(), signal.SIGINT)
         assert stop.exit_code == 130
+
+
+def test_a_run_in_the_background_of_a_script_receives_sigint_too() -> None:
+    """Shells start background jobs of scripts with SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with StopRequest(lambda name: None) as stop:
+            os.kill(os.getpid(), signal.SIGINT)
+            assert stop.exit_code == 130
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -2,11 +2,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
 from tqppo.weights import file as tensorfile
-from tqppo.weights.file import Entry
+from tqppo.weights.file import Entry, MappedFile
 
 
 def test_safetensors_reads_what_we_wrote(tmp_path: Path) -> None:
@@ -45,3 +46,41 @@ def test_ranks_without_a_path_only_fetch() -> None:
     ]
     tensorfile.write(None, entries)
     assert fetched == ["a", "b"]
+
+
+def test_a_mapped_file_gives_its_tensors_in_the_order_of_their_bytes(tmp_path: Path) -> None:
+    tensors = {
+        "a": torch.randn(2, 3),
+        "half": torch.randn(4).bfloat16(),
+        "none": torch.zeros(0, 2),
+        "n": torch.tensor(3),
+    }
+    tensorfile.write(tmp_path / "x", [Entry.of(name, tensor) for name, tensor in tensors.items()])
+    mapped = MappedFile.open(tmp_path / "x")
+    assert [place.begin for place in mapped.places.values()] == sorted(place.begin for place in mapped.places.values())
+    for name, tensor in tensors.items():
+        assert torch.equal(mapped.tensor(name), tensor)
+    with tensorfile.reading(tmp_path / "x") as read:
+        assert all(torch.equal(read(name), tensors[name]) for name in tensorfile.names(tmp_path / "x"))
+
+
+def test_a_mapped_tensor_outlives_the_file_s_name_and_follows_its_content(tmp_path: Path) -> None:
+    tensorfile.write(tmp_path / "x", [Entry.of("w", torch.ones(3))])
+    tensor = MappedFile.open(tmp_path / "x").tensor("w")
+    tensorfile.write(tmp_path / "x", [Entry.of("w", torch.full((3,), 2.0))])
+    (tmp_path / "x").unlink()
+    assert tensor.tolist() == [2.0, 2.0, 2.0]
+
+
+@pytest.mark.parametrize("content", [b"\x02" + bytes(7) + b"{", b"\x02" + bytes(7) + b"[]", b"\xff" * 16])
+def test_other_files_are_a_value_error(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "x").write_bytes(content)
+    with pytest.raises(ValueError):  # noqa: PT011 (json's own message is fine)
+        MappedFile.open(tmp_path / "x")
+
+
+def test_a_file_that_was_cut_short_is_a_value_error(tmp_path: Path) -> None:
+    tensorfile.write(tmp_path / "x", [Entry.of("w", torch.ones(3))])
+    (tmp_path / "x").write_bytes((tmp_path / "x").read_bytes()[:-1])
+    with pytest.raises(ValueError, match="shorter"):
+        MappedFile.open(tmp_path / "x")

@@ -1,16 +1,14 @@
-"""Weights for engines elsewhere: cut into buckets, sent over a process group, or copied file by file."""
+"""Weights for engines on other nodes: cut into buckets and sent over a process group."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import socket
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -20,9 +18,8 @@ from safetensors.torch import load_file, save_file
 from torch.distributed import distributed_c10d
 
 from tqppo.errors import EngineError
-from tqppo.protocols import WeightSource
-from tqppo.rollout.pool import is_local
-from tqppo.weights.copy import Copies
+from tqppo.protocols import Offer
+from tqppo.weights.file import MappedFile
 from tqppo.weights.send import Sender, SenderClient, plan
 
 
@@ -44,14 +41,9 @@ def sender() -> Iterator[Sender]:
     made.close()
 
 
-def header(folder: Path) -> bytes:
-    content = (folder / "model.safetensors").read_bytes()
-    return content[8 : 8 + int.from_bytes(content[:8], "little")]
-
-
 @pytest.mark.parametrize("bucket_bytes", [1, 100, 500, 2**30])
 def test_buckets_hold_every_tensor_once_in_stretches_of_one_type(published: Path, bucket_bytes: int) -> None:
-    cuts = plan(header(published), bucket_bytes)
+    cuts = plan(MappedFile.open(published / "model.safetensors").places, bucket_bytes)
     names = [name for cut in cuts for name in cut.bucket.names]
     assert sorted(names) == sorted(load_file(published / "model.safetensors"))
     assert sum(cut.end - cut.begin for cut in cuts) == cuts[-1].end - cuts[0].begin
@@ -62,8 +54,8 @@ def test_buckets_hold_every_tensor_once_in_stretches_of_one_type(published: Path
     assert {1: 13, 2**30: 3}.get(bucket_bytes, len(cuts)) == len(cuts)
 
 
-def receive(offer: Any, group: str, found: dict[str, torch.Tensor]) -> None:
-    """What an engine does, in another thread: rank 1."""
+def receive(offer: Offer, group: str, found: dict[str, torch.Tensor]) -> None:
+    """Receive as an engine does, as rank 1."""
     timeout = timedelta(seconds=30)
     store = dist.TCPStore(offer.host, offer.port, is_master=False, wait_for_workers=False, timeout=timeout)
     prefixed = dist.PrefixStore("cpu/", dist.PrefixStore(f"{group}/", dist.PrefixStore(group, store)))
@@ -105,29 +97,3 @@ def test_a_sender_that_fails_is_an_engine_error_with_its_reason(sender: Sender, 
         asyncio.run(SenderClient(sender).offer(str(tmp_path / "nothing-here"), 1))
     with pytest.raises(EngineError, match="failed to send"):
         asyncio.run(SenderClient(sender).send("never-joined", str(tmp_path), 1))
-
-
-def test_copies_are_the_published_files_and_the_newest_two_stay(
-    published: Path, sender: Sender, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tqppo.weights.copy.PIECE_BYTES", 300)
-    copies, client = Copies(), SenderClient(sender)
-    sources = []
-    for version in (1, 2, 3):
-        (published / "config.json").write_text(json.dumps({"version": version}))
-        source = asyncio.run(copies.fetch(WeightSource(str(published), version, "elsewhere", client), client))
-        assert (source.version, source.node, source.sender) == (version, "", None)
-        for file in published.iterdir():
-            assert (Path(source.folder) / file.name).read_bytes() == file.read_bytes()
-        sources.append(source)
-    assert [Path(each.folder).exists() for each in sources] == [False, True, True]
-    copies.close()
-    assert not Path(sources[-1].folder).parent.exists()
-
-
-@pytest.mark.parametrize(
-    ("endpoint", "local"),
-    [("", True), ("http://localhost:8000", True), ("http://127.0.0.1:1", True), ("http://node1:8000", False)],
-)
-def test_only_servers_on_this_node_are_taken_to_see_its_files(endpoint: str, local: bool) -> None:
-    assert is_local(endpoint) is local

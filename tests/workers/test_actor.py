@@ -235,7 +235,7 @@ def test_publishing_keeps_two_versions(make_actor: MakeActor, tmp_path: Path) ->
     actor = make_actor(publish_dir=str(tmp_path / "weights"))
     for version in range(5):
         actor.publish(version)
-    assert sorted(folder.name for folder in (tmp_path / "weights").iterdir()) == ["v3", "v4"]
+    assert sorted(folder.name for folder in (tmp_path / "weights").glob("[!.]*")) == ["v3", "v4"]
     assert actor.publish(4).folder == str(tmp_path / "weights" / "v4")
     actor.close()
 

@@ -1,4 +1,4 @@
-"""Where prompts come from, before any tokenizer: procedural tasks, reasoning-gym, JSONL and parquet files.
+"""Datasets before tokenization: procedural tasks, reasoning-gym, JSONL and parquet files.
 
 A dataset is a sequence of rows that can be read in any order; `prompts` renders and samples them.
 """
@@ -12,37 +12,41 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol, TypeGuard
 
 from tqppo.data import tasks
 from tqppo.errors import DataError, PreflightError, UsageError
 
 DEFAULT_SOURCE_KEY = "data_source"
+Message = dict[str, object]  # of a chat: role, content, …
+Columns = dict[str, object]  # one row as the file has it; JSON values
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
     """One row. `prompt` is plain text or a list of chat messages; `answer` and `extra` are JSON values."""
 
-    prompt: str | list[dict[str, Any]]
-    answer: Any
+    prompt: str | list[Message]
+    answer: object
     source: str
-    extra: dict[str, Any] = field(default_factory=dict)
+    extra: dict[str, object] = field(default_factory=dict)
 
 
 class Dataset(Protocol):
+    """Rows by index."""
+
     def __len__(self) -> int: ...
     def row(self, index: int) -> Row: ...
     def where(self, index: int) -> str:
-        """Names a row in a message, such as `train.jsonl:12`."""
+        """The row's name in messages, such as `train.jsonl:12`."""
 
     def fingerprint(self) -> str:
-        """Changes when the rows or their order change."""
+        """A digest that changes when the rows or their order change."""
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Which column holds what; a dot goes into a nested column. An empty `answer`: the rows have none."""
+    """The names of the columns; a dot leads into a nested column. An empty `answer` means that rows have none."""
 
     prompt: str = "prompt"
     answer: str = "reward_model.ground_truth"
@@ -55,10 +59,10 @@ def load(
     seed: int = 0,
     held_out: bool = False,
     size: int = 10_000,
-    task_args: Mapping[str, Any] | None = None,
+    task_args: Mapping[str, object] | None = None,
     keys: Keys | None = None,
 ) -> Dataset:
-    """The rows of `task:NAME`, `gym:NAME` or files, one after the other. Files have no held-out part of their own."""
+    """Open `task:NAME`, `gym:NAME` or files, one after the other. `held_out` applies to tasks and gyms only."""
     keys = keys or Keys()
     parts: list[Dataset] = []
     for source in [sources] if isinstance(sources, str) else sources:
@@ -75,13 +79,13 @@ def load(
 
 
 def is_procedural(source: str) -> bool:
-    """Whether a source makes its rows, and can hold some of them out."""
+    """Whether a source generates its rows, so that it has a held-out part."""
     return source.partition(":")[0] in ("task", "gym")
 
 
 @dataclass(frozen=True, slots=True)
 class TaskRows:
-    """Problems made on the spot, so that a million of them cost nothing until they are asked for."""
+    """The problems of a task, each generated when it is read: a million of them cost nothing before."""
 
     task: tasks.Task
     size: int
@@ -103,9 +107,9 @@ class TaskRows:
 
 
 class GymRows:
-    """A reasoning-gym dataset; a row's `extra` carries what its own scorer needs."""
+    """A reasoning-gym dataset; a row's `extra` carries the entry that the dataset's own scorer needs."""
 
-    def __init__(self, name: str, size: int, *, seed: int, held_out: bool, arguments: Mapping[str, Any]) -> None:
+    def __init__(self, name: str, size: int, *, seed: int, held_out: bool, arguments: Mapping[str, object]) -> None:
         try:
             import reasoning_gym
         except ImportError:
@@ -115,7 +119,7 @@ class GymRows:
         self._identity = ["gym", name, sorted(arguments.items()), size, seed, held_out]
         self._name, self._size, self._held_out = name, size, held_out
         try:
-            # Several draws per row, because a draw may fall on the other side of the split.
+            # Several draws per row, because a draw may belong to the other part of the split.
             self._rows = reasoning_gym.create_dataset(name, size=size * tasks.MAX_DRAWS, seed=seed, **arguments)
         except (AssertionError, TypeError, ValueError) as error:
             raise UsageError(f"gym:{name} refuses task_args {dict(arguments)}: {error}") from error
@@ -176,14 +180,14 @@ def read_file(path: Path, keys: Keys) -> Dataset:
 
 
 class JsonRows:
-    """A JSONL file, parsed at once so that a broken line is found before training starts."""
+    """A JSONL file, parsed as a whole so that a broken line is found before training starts."""
 
     def __init__(self, path: Path, keys: Keys) -> None:
         self._path, self._keys = path, keys
         data = path.read_bytes()
         self._fingerprint = digest([hashlib.sha256(data).hexdigest(), keys.prompt, keys.answer, keys.source])
         self._lines: list[int] = []
-        self._columns: list[dict[str, Any]] = []
+        self._columns: list[Columns] = []
         for number, line in enumerate(data.split(b"\n"), 1):
             if line.strip():
                 self._lines.append(number)
@@ -207,7 +211,7 @@ class JsonRows:
 
 
 class ParquetRows:
-    """A parquet file, memory-mapped where it can be; the first row is checked at once, the others when read."""
+    """A parquet file, memory-mapped where possible. The first row is checked at once, the others when they are read."""
 
     def __init__(self, path: Path, keys: Keys) -> None:
         import pyarrow
@@ -240,8 +244,8 @@ class ParquetRows:
         return digest([content.hexdigest(), self._keys.prompt, self._keys.answer, self._keys.source])
 
 
-def to_row(columns: Mapping[str, Any], keys: Keys, *, where: str, stem: str) -> Row:
-    """A row of verl's shape (nested answer, `extra_info`) or TRL's (any further columns)."""
+def to_row(columns: Columns, keys: Keys, *, where: str, stem: str) -> Row:
+    """Read a row in verl's layout (nested answer, `extra_info`) or TRL's (any further columns)."""
     prompt = _lookup(columns, keys.prompt, where, "data.prompt_key")
     if not _is_prompt(prompt):
         raise DataError(
@@ -249,16 +253,18 @@ def to_row(columns: Mapping[str, Any], keys: Keys, *, where: str, stem: str) -> 
         )
     answer = _lookup(columns, keys.answer, where, "data.answer_key") if keys.answer else None
     if keys.source == DEFAULT_SOURCE_KEY and keys.source not in columns:
-        source = stem  # TRL's files do not say where a row comes from: the file's name does
+        source = stem  # TRL's files have no such column, so the file's name is the source
     else:
         source = str(_lookup(columns, keys.source, where, "data.source_key"))
     used = {key.split(".")[0] for key in (keys.prompt, keys.answer, keys.source)} | {"reward_model", "extra_info"}
     extra = {name: value for name, value in columns.items() if name not in used}
-    extra |= columns.get("extra_info") or {}
-    return Row(prompt, answer, source, extra)
+    further = columns.get("extra_info") or {}
+    if not isinstance(further, dict):
+        raise DataError(f"{where}: column 'extra_info' should be an object, not {further!r:.80}")
+    return Row(prompt, answer, source, extra | further)
 
 
-def _is_prompt(value: Any) -> bool:
+def _is_prompt(value: object) -> TypeGuard[str | list[Message]]:
     if isinstance(value, str):
         return bool(value)
     return (
@@ -268,8 +274,8 @@ def _is_prompt(value: Any) -> bool:
     )
 
 
-def _lookup(columns: Mapping[str, Any], key: str, where: str, setting: str) -> Any:
-    value: Any = columns
+def _lookup(columns: Columns, key: str, where: str, setting: str) -> object:
+    value: object = columns
     for part in key.split("."):
         if not isinstance(value, Mapping) or part not in value:
             has = ", ".join(columns) or "none"
@@ -278,7 +284,7 @@ def _lookup(columns: Mapping[str, Any], key: str, where: str, setting: str) -> A
     return value
 
 
-def _parse(line: bytes, where: str) -> dict[str, Any]:
+def _parse(line: bytes, where: str) -> Columns:
     try:
         value = json.loads(line)
     except ValueError as error:
@@ -288,10 +294,12 @@ def _parse(line: bytes, where: str) -> dict[str, Any]:
     return value
 
 
-def _json(value: Any) -> Any:
-    """The value as JSON would give it back: tuples become lists; dates and decimals become text."""
-    return json.loads(json.dumps(value, default=str))
+def _json(columns: Columns) -> Columns:
+    """The columns after a round trip through JSON: tuples become lists, dates and decimals become text."""
+    plain: Columns = json.loads(json.dumps(columns, default=str))
+    return plain
 
 
-def digest(value: Any) -> str:
+def digest(value: object) -> str:
+    """A short hash of a JSON value."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]

@@ -3,40 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal, TypedDict, overload
 
 import numpy as np
 
 from tqppo.data import dataset
-from tqppo.data.dataset import Dataset, Row
+from tqppo.data.dataset import Dataset, Message, Row
 from tqppo.errors import CheckpointError, DataError, PreflightError
+from tqppo.protocols import Metrics
 
-Message = dict[str, Any]
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 Overlong = Literal["error", "drop", "truncate"]
-AT_ONCE = 1024  # rows in memory while all are checked
+CHECKED_AT_ONCE = 1024  # rows in memory while the whole dataset is checked
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt, ready for an engine. `text` is what the tokens spell; `answer` and `extra` are JSON values."""
+    """One prompt, ready for an engine. `text` is the text of the tokens; `answer` and `extra` are JSON values."""
 
     uid: str
     index: int
     tokens: list[int]
-    answer: Any
+    answer: object
     source: str
-    extra: dict[str, Any]
+    extra: dict[str, object]
     text: str
     messages: list[Message] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class DataSpec:
-    """What to read and how to render it: the fields of the config's `[data]` that concern prompts."""
+    """Which data to read and how to render it: the fields of the config's `[data]` that concern prompts."""
 
     train: str | Sequence[str] = "task:sort"
-    task_args: Mapping[str, Any] = field(default_factory=dict)
+    task_args: Mapping[str, object] = field(default_factory=dict)
     size: int = 10_000
     shuffle: bool = True
     max_prompt_tokens: int = 512
@@ -48,8 +51,8 @@ class DataSpec:
     chat_template: bool = True
 
     @classmethod
-    def of(cls, section: Any) -> DataSpec:
-        """From the config's section, or anything with the same attributes."""
+    def of(cls, section: object) -> DataSpec:
+        """Take the values from the config's section, or from anything with the same attributes."""
         return cls(**{name: getattr(section, name) for name in cls.__slots__})
 
     def rows(self, *, seed: int, held_out: bool = False, sources: str | Sequence[str] = "") -> Dataset:
@@ -61,24 +64,33 @@ class DataSpec:
     def messages(self, row: Row) -> list[Message]:
         if not isinstance(row.prompt, str):
             return row.prompt
-        system = [{"role": "system", "content": self.system_prompt}] if self.system_prompt else []
+        system: list[Message] = [{"role": "system", "content": self.system_prompt}] if self.system_prompt else []
         return [*system, {"role": "user", "content": row.prompt}]
 
 
-def demonstrations(spec: DataSpec, *, seed: int) -> Sequence[tuple[list[Message], str]]:
-    """(messages, answer) of the training rows, for a warm start; made when they are asked for."""
+Demonstration = tuple[list[Message], str]
+
+
+def demonstrations(spec: DataSpec, *, seed: int) -> Sequence[Demonstration]:
+    """(messages, answer) of each training row, for a warm start; rows are read when they are used."""
     return _Demonstrations(spec, spec.rows(seed=seed))
 
 
 @dataclass(frozen=True)
-class _Demonstrations(Sequence[tuple[list[Message], str]]):
+class _Demonstrations(Sequence[Demonstration]):
     spec: DataSpec
     rows: Dataset
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, index: Any) -> Any:
+    @overload
+    def __getitem__(self, index: int) -> Demonstration: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Demonstration]: ...
+    def __getitem__(self, index: int | slice) -> Demonstration | list[Demonstration]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
         if not 0 <= index < len(self.rows):
             raise IndexError(index)
         row = self.rows.row(index)
@@ -86,9 +98,11 @@ class _Demonstrations(Sequence[tuple[list[Message], str]]):
 
 
 class PromptSet:
-    """A dataset seen through a tokenizer. Rows are rendered when they are asked for; nothing is random here."""
+    """A dataset rendered and tokenized. Rows are rendered when they are read; nothing is random here."""
 
-    def __init__(self, rows: Dataset, tokenizer: Any, spec: DataSpec, *, seed: int = 0, prefix: str = "p") -> None:
+    def __init__(
+        self, rows: Dataset, tokenizer: PreTrainedTokenizerBase, spec: DataSpec, *, seed: int = 0, prefix: str = "p"
+    ) -> None:
         self._rows, self._tokenizer, self._spec = rows, tokenizer, spec
         self._uid = f"{prefix}{seed}"
         self.seed, self.shuffle = seed, spec.shuffle
@@ -99,7 +113,7 @@ class PromptSet:
         return len(self._rows)
 
     def fingerprint(self) -> str:
-        """Changes when rows, order or rendering change; a checkpoint holds it."""
+        """A digest that changes when rows, order or rendering change; checkpoints hold it."""
         spec = self._spec
         rendering = (self.seed, spec.shuffle, spec.max_prompt_tokens, spec.overlong, spec.system_prompt)
         return dataset.digest([self._rows.fingerprint(), rendering, spec.chat_template])
@@ -111,18 +125,18 @@ class PromptSet:
         return self.prompts([(0, index)])[0]
 
     def prompts(self, places: Sequence[tuple[int, int]]) -> list[Prompt]:
-        """Rows by (epoch, index), whole, however long they are."""
+        """Render rows by (epoch, index), in full length."""
         rows = [self._rows.row(index) for _, index in places]
         messages = [self._spec.messages(row) for row in rows]
         texts = [self._render(each) for each in messages]
         tokens = self._tokenizer(texts, add_special_tokens=not self._spec.chat_template)["input_ids"] if texts else []
         return [
-            Prompt(f"{self._uid}-{epoch}-{index}", index, ids, row.answer, row.source, row.extra, text, said)
-            for (epoch, index), row, said, text, ids in zip(places, rows, messages, texts, tokens, strict=True)
+            Prompt(f"{self._uid}-{epoch}-{index}", index, ids, row.answer, row.source, row.extra, text, chat)
+            for (epoch, index), row, chat, text, ids in zip(places, rows, messages, texts, tokens, strict=True)
         ]
 
     def fit(self, prompt: Prompt) -> Prompt | None:
-        """The prompt within the limit: itself, its last tokens, or None to leave it out, as `overlong` says."""
+        """Apply `data.overlong`: return the prompt, its last tokens, or None to leave it out."""
         spec = self._spec
         if len(prompt.tokens) <= spec.max_prompt_tokens:
             return prompt
@@ -134,19 +148,16 @@ class PromptSet:
         if spec.overlong == "drop":
             return None
         tokens = prompt.tokens[-spec.max_prompt_tokens :]
-        text = self._tokenizer.decode(tokens)
-        return Prompt(
-            prompt.uid, prompt.index, tokens, prompt.answer, prompt.source, prompt.extra, text, prompt.messages
-        )
+        return replace(prompt, tokens=tokens, text=str(self._tokenizer.decode(tokens)))
 
     def check(self) -> None:
-        """Read every row and, where long prompts are errors, find the first of them now and not at step 700."""
-        for begin in range(0, len(self), AT_ONCE):
-            for prompt in self.prompts([(0, index) for index in range(begin, min(begin + AT_ONCE, len(self)))]):
+        """Read every row, so that an overlong prompt or a broken row is an error now instead of at step 700."""
+        for begin in range(0, len(self), CHECKED_AT_ONCE):
+            for prompt in self.prompts([(0, index) for index in range(begin, min(begin + CHECKED_AT_ONCE, len(self)))]):
                 self.fit(prompt)
 
     def first(self, num_prompts: int) -> list[Prompt]:
-        """The first prompts in the dataset's own order, for validation; fewer if there are fewer."""
+        """Up to `num_prompts` prompts in the dataset's own order, for validation."""
         found: list[Prompt] = []
         begin = 0
         while len(found) < num_prompts and begin < len(self):
@@ -160,28 +171,31 @@ class PromptSet:
 
     def _render(self, messages: list[Message]) -> str:
         if self._spec.chat_template:
-            return self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            rendered = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            return str(rendered)
         return "".join(str(message["content"]) for message in messages)
 
 
 def load(
     spec: DataSpec,
-    tokenizer: Any,
+    tokenizer: PreTrainedTokenizerBase,
     *,
     seed: int,
     held_out: bool = False,
     sources: str | Sequence[str] = "",
     prefix: str = "p",
 ) -> PromptSet:
-    """The prompts of `spec.train`, or of `sources` when given; `held_out` asks a procedural task for its other part."""
+    """Load the prompts of `spec.train`, or of `sources` if given; `held_out` selects a procedural task's other part."""
     rows = spec.rows(seed=seed, held_out=held_out, sources=sources)
     return PromptSet(rows, tokenizer, spec, seed=seed, prefix=prefix)
 
 
-def for_validation(spec: DataSpec, tokenizer: Any, *, seed: int, sources: str | Sequence[str] = "") -> PromptSet | None:
-    """Held-out prompts: those of `sources`, else the held-out part of what is procedural in `spec.train`, else none.
+def for_validation(
+    spec: DataSpec, tokenizer: PreTrainedTokenizerBase, *, seed: int, sources: str | Sequence[str] = ""
+) -> PromptSet | None:
+    """Held-out prompts: of `sources`, else the held-out part of the procedural sources in `spec.train`, else none.
 
-    A file given as a source is used whole: whoever wrote it held it out.
+    All rows of a file in `sources` are used: a file has no training part.
     """
     if not sources:
         train = [spec.train] if isinstance(spec.train, str) else spec.train
@@ -189,10 +203,20 @@ def for_validation(spec: DataSpec, tokenizer: Any, *, seed: int, sources: str | 
     return load(spec, tokenizer, seed=seed, held_out=True, sources=sources, prefix="v") if sources else None
 
 
-class Sampler:
-    """Prompts in a seeded order, for ever: the end of an epoch runs into the next one, inside a batch if need be.
+class SamplerState(TypedDict):
+    """The part of a checkpoint that a sampler continues from."""
 
-    The whole state is the cursor (epoch, position) and two counters; `restore` puts it back exactly.
+    epoch: int
+    position: int
+    dropped: int
+    truncated: int
+    fingerprint: str
+
+
+class Sampler:
+    """Endless prompts in a seeded order. A batch may hold the end of one epoch and the beginning of the next.
+
+    The whole state is the cursor (epoch, position) and two counters, so that `restore` continues exactly.
     """
 
     def __init__(self, prompts: PromptSet) -> None:
@@ -219,14 +243,14 @@ class Sampler:
             batch += kept
         return batch
 
-    def metrics(self) -> dict[str, float]:
+    def metrics(self) -> Metrics:
         return {
             "training/epoch": self._epoch,
             "data/dropped_prompts": self._dropped,
             "data/truncated_prompts": self._truncated,
         }
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> SamplerState:
         return {
             "epoch": self._epoch,
             "position": self._position,
@@ -235,7 +259,7 @@ class Sampler:
             "fingerprint": self._prompts.fingerprint(),
         }
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def restore(self, state: SamplerState) -> None:
         found = self._prompts.fingerprint()
         if state["fingerprint"] != found:
             raise CheckpointError(

@@ -1,7 +1,7 @@
 """Procedural tasks with verifiable answers, small enough for a tiny model. `dataset` turns them into rows.
 
-A problem depends only on (seed, index). Training and held-out problems never overlap: the split is a
-hash of the *canonical* problem, so `3142` and `1234`, which have one answer, are on the same side.
+A problem depends only on (seed, index). Training and held-out problems never overlap: the split is a hash of the
+*canonical* problem, so `3142` and `1234`, which have the same answer, are on the same side.
 """
 
 from __future__ import annotations
@@ -10,17 +10,16 @@ import hashlib
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from tqppo.errors import DataError, UsageError
 
 HELD_OUT_SHARE = 0.2
-MAX_DRAWS = 1000  # a split that takes more draws than this is as good as empty
+MAX_DRAWS = 1000  # a part of the split that needs more draws than this counts as empty
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What is asked, the one right answer, and what identifies the problem up to rewording."""
+    """A question, its only right answer, and a text that all rewordings of the problem share."""
 
     text: str
     answer: str
@@ -29,15 +28,15 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A named stream of problems. `reward` is the built-in reward that judges answers."""
+    """A named stream of problems. `reward` is the built-in reward function for its answers."""
 
     name: str
     draw: Callable[[random.Random], Problem]
     reward: str = "exact_match"
-    arguments: tuple[tuple[str, Any], ...] = ()
+    arguments: tuple[tuple[str, object], ...] = ()
 
     def problem(self, index: int, *, seed: int = 0, held_out: bool = False) -> Problem:
-        """The index-th problem of a split: the first draw that falls on the right side."""
+        """The index-th problem of the training or held-out part: the first draw that belongs to it."""
         rng = random.Random(f"{self.name}/{seed}/{'held-out' if held_out else 'train'}/{index}")
         for _ in range(MAX_DRAWS):
             problem = self.draw(rng)
@@ -50,7 +49,7 @@ class Task:
 
 
 def is_held_out(canonical: str) -> bool:
-    """Which side of the split a problem is on; the same for every run, seed and machine."""
+    """Whether a problem is in the held-out part; the same for every run, seed and machine."""
     digest = hashlib.blake2b(canonical.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") < HELD_OUT_SHARE * 2**64
 
@@ -99,7 +98,7 @@ def arithmetic(*, terms: int = 3, largest: int = 9, operators: str = "+-*") -> C
 
 
 def count(*, length: int = 8, letters: str = "abc") -> Callable[[random.Random], Problem]:
-    """`b:abcabb` → `3`: how often the letter before the colon occurs after it."""
+    """`b:abcabb` → `3`: the number of times that the letter before the colon occurs after it."""
 
     def draw(rng: random.Random) -> Problem:
         text, letter = "".join(rng.choices(letters, k=length)), rng.choice(letters)
@@ -109,7 +108,7 @@ def count(*, length: int = 8, letters: str = "abc") -> Callable[[random.Random],
 
 
 def maximum(*, numbers: int = 3, digits: int = 2) -> Callable[[random.Random], Problem]:
-    """`17 4 56` → `56`. Held out by the set of numbers, whatever their order."""
+    """`17 4 56` → `56`. Held out by the numbers, in any order."""
 
     def draw(rng: random.Random) -> Problem:
         drawn = [rng.randrange(10**digits) for _ in range(numbers)]
@@ -119,7 +118,7 @@ def maximum(*, numbers: int = 3, digits: int = 2) -> Callable[[random.Random], P
 
 
 def evaluate(numbers: list[int], signs: list[str]) -> int:
-    """A chain of +, − and × with the usual precedence."""
+    """The value of a chain of +, − and × with the usual precedence."""
     total, product = 0, numbers[0]
     for sign, number in zip(signs, numbers[1:], strict=True):
         if sign == "*":
@@ -140,8 +139,8 @@ TASKS: dict[str, Callable[..., Callable[[random.Random], Problem]]] = {
 REWARDS = {False: "exact_match", True: "partial_match"}
 
 
-def load(name: str, arguments: Mapping[str, Any] | None = None) -> Task:
-    """A task by name. `partial_credit = true` rewards the share of right characters instead of all or nothing."""
+def load(name: str, arguments: Mapping[str, object] | None = None) -> Task:
+    """Make a task. `partial_credit = true` rewards the share of right characters instead of all or nothing."""
     if name not in TASKS:
         raise UsageError(f"there is no task called {name!r}; tasks: {', '.join(TASKS)}")
     given = dict(arguments or {})
@@ -155,8 +154,8 @@ def parameters(name: str) -> dict[str, int | str]:
     return dict(TASKS[name].__kwdefaults__ or {})
 
 
-def _check(name: str, given: Mapping[str, Any]) -> None:
-    allowed: dict[str, Any] = {**parameters(name), "partial_credit": False}
+def _check(name: str, given: Mapping[str, object]) -> None:
+    allowed: dict[str, object] = {**parameters(name), "partial_credit": False}
     for key, value in given.items():
         if key not in allowed:
             raise UsageError(f"task {name!r} has no argument {key!r}; arguments: {', '.join(allowed)}")

@@ -1,4 +1,4 @@
-"""Small drawings in text: sparklines, an area chart, a bar of shares, and numbers fit for reading. For `display`."""
+"""Charts made of characters, and short forms of numbers and durations. `panel` and `display` use them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ COLD, WARM = (66, 99, 235), (55, 214, 122)  # the chart's colours at its bottom 
 
 
 def sparkline(values: Sequence[float], width: int = 16, *, blocks: str = BLOCKS) -> str:
-    """The last values as one line, scaled to their own range; a flat line sits at the bottom."""
+    """The values as one line of at most `width` characters, scaled to their range; a flat line is at the bottom."""
     points = resample([value for value in values if math.isfinite(value)], width)
     if not points:
         return ""
@@ -53,7 +53,7 @@ def blend(share: float) -> str:
 
 
 def shares(seconds: Mapping[str, float], *, most: int = 5) -> list[tuple[str, float]]:
-    """(stage, share of the time), largest first; the small ones together as `other`."""
+    """(stage, share of the time), largest first; small shares are summed up as `other`."""
     total = math.fsum(seconds.values())
     if total <= 0:
         return []
@@ -64,7 +64,7 @@ def shares(seconds: Mapping[str, float], *, most: int = 5) -> list[tuple[str, fl
 
 
 def widths(parts: Sequence[float], width: int) -> list[int]:
-    """Whole widths that add up to `width`, as near to the shares as can be."""
+    """Integer widths that add up to `width`, as close to the shares as possible."""
     edges, total = [0], 0.0
     for part in parts:
         total += part
@@ -73,7 +73,7 @@ def widths(parts: Sequence[float], width: int) -> list[int]:
 
 
 def number(value: float) -> str:
-    """Three digits that matter: 0.00123 → 1.23e-03, 12345 → 12.3k."""
+    """A number with about three significant digits: 0.00123 → 1.2e-03, 12345 → 12.3k."""
     size = abs(value)
     if not math.isfinite(value):
         return str(value)
@@ -90,7 +90,7 @@ def number(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """0:07, 12:34, 1:02:03."""
+    """Seconds as 0:07, 12:34 or 1:02:03."""
     whole = max(0, round(seconds))
     hours, rest = divmod(whole, 3600)
     minutes, left = divmod(rest, 60)

@@ -1,7 +1,7 @@
-"""What the user sees while a run starts, trains and ends: a live panel on a terminal, plain lines elsewhere.
+"""Shows a run while it starts, trains and ends: a live panel on a terminal, plain lines elsewhere. Imports no torch.
 
-`step` only takes note; a terminal is redrawn by rich's own thread a few times a second, so that a step
-pays well under a millisecond. Imports no torch.
+`step` only stores the metrics. rich's own thread redraws the terminal a few times a second, so that a step costs well
+under a millisecond.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.live import Live
@@ -24,8 +23,8 @@ from tqppo.display.charts import ASCII_BLOCKS, BLOCKS, duration, number, sparkli
 from tqppo.display.panel import panel
 from tqppo.display.progress import Progress
 
-ANNOUNCE_AFTER_S = 1.0  # a stage that takes longer gets a line even where nothing can be redrawn
-MENTION_AFTER_S = 0.5
+ANNOUNCE_AFTER_S = 1.0  # without a terminal, a stage that takes longer gets a line
+MENTION_AFTER_S = 0.5  # on a terminal, a stage that took longer leaves a line
 REFRESHES_PER_S = 4
 PLAIN_LINES = 30  # about this many step lines over a run of quick steps
 SLOW_STEP_S = 2.0  # steps slower than this get a plain line each
@@ -33,7 +32,7 @@ SLOW_STEP_S = 2.0  # steps slower than this get a plain line each
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """What the last lines tell: how it ended, where things are (label → path) and what to type next."""
+    """The content of the last lines: how the run ended, where its files are (label → path), and what to type next."""
 
     headline: str
     places: Mapping[str, str]
@@ -41,7 +40,7 @@ class Ending:
 
 
 class Display:
-    """Use as a context manager: whatever happens, the terminal is left as it was found."""
+    """A context manager that restores the terminal however the run ends."""
 
     def __init__(
         self, title: str, *, subtitle: str = "", max_steps: int = 0, quiet: bool = False, console: Console | None = None
@@ -64,7 +63,7 @@ class Display:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Something that may take a while, such as "starting Ray"; may be nested, and used during training."""
+        """Show that something is under way, such as "starting Ray". Stages may be nested, and used during training."""
         started = time.monotonic()
         self._stages.append((name, started))
         late = threading.Timer(ANNOUNCE_AFTER_S, self._plain, [f"{name} …"])
@@ -81,14 +80,15 @@ class Display:
             self._stages.pop()
             self._stage_ended(name, time.monotonic() - started, done)
 
-    def recall(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """The lines of metrics.jsonl before a resume, so that curves and "before" reach back to the start."""
+    def recall(self, rows: Sequence[Mapping[str, float | None]]) -> None:
+        """Take in the lines of metrics.jsonl before a resume, so that curves begin at the run's first step."""
         for row in rows:
-            self.progress.add(row["step"], {k: v for k, v in row.items() if k != "step" and v is not None})
+            known = {name: value for name, value in row.items() if value is not None}
+            self.progress.add(int(known.pop("step")), known)
         self.progress.restart_clock()
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """A step ended (0: the validation before the first)."""
+        """Take in the metrics of a finished step; step 0 is the validation before the first."""
         self.progress.add(step, metrics)
         if self._is_live:
             self._refresh()
@@ -96,16 +96,16 @@ class Display:
             self.console.print(self._line(), soft_wrap=True)
 
     def note(self, text: str, *, style: str = "") -> None:
-        """A line above the panel, such as "checkpoint saved"."""
+        """Print a line above the panel, such as "checkpoint saved"."""
         if not self._quiet:
             self.console.print(Text(text, style=style), soft_wrap=True)
 
     def warn(self, text: str) -> None:
-        """A line that quiet runs show too."""
+        """Print a warning; quiet runs show it too."""
         self.console.print(Text(f"warning: {text}", style="yellow"), soft_wrap=True)
 
     def finish(self, ending: Ending) -> None:
-        """The last word: before → after, where things are, what to do next."""
+        """Print the summary: validation before → after, the run's files, the next commands."""
         last = self._frame() if self._is_live and self.progress.steps else None
         self.close()
         if self._quiet:
@@ -116,7 +116,7 @@ class Display:
             self.console.print(part, soft_wrap=isinstance(part, Text))
 
     def close(self) -> None:
-        """Stops redrawing and shows the cursor again; may be called at any time, any number of times."""
+        """Stop redrawing and show the cursor again. May be called at any time, any number of times."""
         live, self._live = self._live, None
         if live is not None:
             live.stop()
@@ -133,7 +133,7 @@ class Display:
             self._live.start()
 
     def _frame(self) -> RenderableType:
-        """What the terminal shows now; called by rich's thread."""
+        """The current content of the terminal; rich's thread calls this."""
         stages = list(self._stages)
         activity = f"{stages[-1][0]} …" if stages else ""
         if self.progress.steps:
@@ -147,7 +147,7 @@ class Display:
         if self._quiet or (done and seconds < (MENTION_AFTER_S if self._is_live else ANNOUNCE_AFTER_S)):
             return
         if self.progress.steps and done:
-            return  # during training the panel and the step's timings say it
+            return  # during training the panel and the step's timings show it
         mark, style = ("✓", "green") if done else ("✗", "red")
         if self._blocks is ASCII_BLOCKS:
             mark = "ok" if done else "failed"

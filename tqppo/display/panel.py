@@ -1,4 +1,4 @@
-"""The live panel of a run, drawn with rich from what `progress` knows. Pure: the same progress, the same picture."""
+"""Draws the live panel of a run with rich. A pure function of its `Progress`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tqppo.display.charts import BLOCKS, PALETTE, area, duration, number, resamp
 from tqppo.display.progress import Progress
 
 WIDEST = 100
-NARROW = 64  # below this: one line instead of a panel
+NARROW = 64  # a narrower terminal shows one line instead of a panel
 CHART_HEIGHT = 5
 FIGURES_WIDTH = 32
 CURVE_WIDTH = 10
@@ -50,7 +50,7 @@ def panel(progress: Progress, *, width: int, activity: str = "", blocks: str = B
 
 
 def _bar(progress: Progress, width: int) -> Text:
-    """step 84/250 ━━━━━━╸──────  0:31 · 1:02 left."""
+    """The progress bar: step 84/250 ━━━━━━╸──────  0:31 · 1:02 left."""
     share = progress.step / progress.max_steps if progress.max_steps else 0.0
     head = f"step {progress.step}/{progress.max_steps} "
     tail = f" {share:4.0%}  {duration(progress.elapsed)}"
@@ -62,7 +62,7 @@ def _bar(progress: Progress, width: int) -> Text:
 
 
 def _chart(progress: Progress, width: int, blocks: str) -> Text:
-    """The reward over the whole run; the empty part on the right is what is still to come."""
+    """The reward over the whole run; the empty part on the right stands for the steps still to come."""
     text = Text(no_wrap=True)
     last = f"{number(progress.reward[-1])}" if progress.reward else "–"
     text.append("reward ", "dim").append(last, "bold green")
@@ -88,7 +88,7 @@ def _spread(values: list[float], width: int) -> list[float]:
 
 
 def _range(values: list[float]) -> tuple[float, float]:
-    """Rewards between 0 and 1 are shown on that whole range, so that the height means something."""
+    """(top, bottom) of the chart. Rewards between 0 and 1 use that whole range, so that heights are comparable."""
     if not values:
         return 1.0, 0.0
     low, high = min(values), max(values)
@@ -118,7 +118,7 @@ def _validations(progress: Progress) -> RenderableType | None:
 
 
 def _stages(progress: Progress, width: int) -> RenderableType | None:
-    """Where the last step's time went: a bar of shares and its legend."""
+    """The last step's time by stage: a bar of shares and its legend."""
     parts = shares(progress.stage_seconds())
     if not parts:
         return None

@@ -1,4 +1,4 @@
-"""What a run's display knows: the curves so far, the pace, and the first and last validation. No drawing here."""
+"""The data behind a run's display: curves, pace, first and last validation. `panel` and `display` draw it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PACE_STEPS = 20  # the pace is the mean of this many steps
 
 @dataclass(frozen=True, slots=True)
 class Validated:
-    """A validation figure: at the start, and now."""
+    """One validation figure: its first and its latest value, and the step of the latest."""
 
     name: str
     first: float
@@ -35,6 +35,8 @@ class Validated:
 
 @dataclass
 class Progress:
+    """A run's progress, updated by `add` after every step."""
+
     title: str
     subtitle: str = ""
     max_steps: int = 0
@@ -70,7 +72,7 @@ class Progress:
         self._stamp = now
 
     def restart_clock(self) -> None:
-        """After recalling steps of an earlier attempt, which took no time now."""
+        """Start measuring anew, after the steps of an earlier attempt were added."""
         self._started = self._stamp = time.monotonic()
         self._pace.clear()
 
@@ -94,7 +96,7 @@ class Progress:
         return self.last.get("perf/total_num_tokens", 0.0) / seconds if seconds else 0.0
 
     def stage_seconds(self) -> dict[str, float]:
-        """Where the last step's time went."""
+        """Seconds of each stage of the last step."""
         prefix = "timing_s/"
         return {
             name[len(prefix) :]: value
@@ -103,7 +105,7 @@ class Progress:
         }
 
     def figures(self) -> list[tuple[str, str]]:
-        """(label, value) of the few numbers worth a look at every step."""
+        """(label, value) of the few numbers that every step shows."""
         found = {label: number(value) for label, value in self._shown(self.last).items()}
         if self.tokens_per_second:
             found["tok/s"] = number(self.tokens_per_second)

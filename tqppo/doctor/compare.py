@@ -6,7 +6,6 @@ worker calls `verify_logprobs` after a weight sync.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -16,7 +15,6 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 
 from tqppo.errors import EngineError
-from tqppo.protocols import RolloutEngine
 
 NUM_WORST = 8
 NEGLIGIBLE_MEAN, NEGLIGIBLE_MAX = 1e-3, 0.1  # of |Δ|: below both, a correction would only add noise
@@ -153,27 +151,3 @@ def render(result: Mismatch, *, title: str) -> RenderableType:
         shown = (repr(each.context), repr(each.token), f"{each.engine:.4f}", f"{each.trainer:.4f}", f"{delta:+.1e}")
         worst.add_row(*shown)
     return Group(figures, worst, f'algorithm.correction = "{result.correction}": {result.reason}')
-
-
-async def verify_logprobs(
-    engine: RolloutEngine, tokens: Sequence[int], expected: Sequence[float], tolerance: float
-) -> float:
-    """Raise unless the engine scores these tokens as the trainer does; `expected[i]` is about token i + 1.
-
-    A server that answers "loaded" may still run with old weights, an old head or old caches. Returns the largest
-    difference.
-    """
-    if len(expected) not in (len(tokens), len(tokens) - 1):
-        raise EngineError(
-            f"{len(tokens)} tokens need {len(tokens) - 1} log-probabilities to compare, not {len(expected)}"
-        )
-    scores = (await engine.score(tokens)).logprobs[: len(tokens) - 1]
-    deltas = np.abs(np.asarray(scores, np.float64) - np.asarray(expected, np.float64)[: len(tokens) - 1])
-    worst = float(deltas.max()) if len(deltas) else 0.0
-    if not worst <= tolerance or math.isnan(worst):
-        raise EngineError(
-            f"after the weight sync the engine's log-probabilities are up to {worst:.3g} away from the trainer's "
-            f"(at token {int(deltas.argmax()) + 1} of {len(tokens)}; tolerance {tolerance:g}): it does not run the new "
-            "weights. `tqppo doctor logprobs` shows more; rollout.verify_weights = false turns the check off"
-        )
-    return worst

@@ -1,6 +1,6 @@
-"""`metrics.jsonl` and `events.jsonl` of a run: one JSON object per line, flushed as it is written. Imports no torch.
+"""`metrics.jsonl` and `events.jsonl` of a run: one JSON object per line, written without a buffer. Imports no torch.
 
-The same metrics give the same bytes; only keys under `TIMINGS` differ between two runs of one config and seed.
+Two runs of one config and seed write the same bytes, except for the keys that begin with one of `TIMINGS`.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from tqppo.errors import CheckpointError
+from tqppo.protocols import Metrics
 
-Metrics = dict[str, float]
+Line = dict[str, float | None]  # one line of metrics.jsonl; null stands for a value that was not finite
 TIMINGS = ("timing_s/", "timing_per_token_ms/", "perf/")
 
 
 class MetricsLog:
-    """Appends one line per step. What `write` returned from survives a kill of this process."""
+    """Appends one line per step. Once `write` returns, the line survives SIGKILL."""
 
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
@@ -29,29 +29,29 @@ class MetricsLog:
 
 
 class EventLog:
-    """Things that happen once: starts, checkpoints, failures, restarts."""
+    """Appends one line per event: start, checkpoint, failure, end."""
 
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
 
-    def write(self, event: str, **fields: Any) -> None:
+    def write(self, event: str, **fields: object) -> None:
         stamp = {"time": round(time.time(), 3), "event": event}
         _append(self._path, json.dumps({**stamp, **fields}, default=str).encode() + b"\n")
 
 
 def line(step: int, metrics: Mapping[str, float]) -> bytes:
-    """A line with its keys in order; what is not finite becomes null, which every JSON reader takes."""
+    """One line with sorted keys. Values that are not finite become null, because JSON has no NaN."""
     values = {name: _number(metrics[name]) for name in sorted(metrics)}
     return json.dumps({"step": step, **values}, allow_nan=False).encode() + b"\n"
 
 
-def read(path: str | Path) -> list[dict[str, Any]]:
-    """Every complete line; one that a kill cut short is left out."""
+def read(path: str | Path) -> list[Line]:
+    """Read every complete line; a last line that a kill cut short is left out."""
     return [json.loads(each) for each in _complete_lines(Path(path))]
 
 
 def cut(path: str | Path, last_step: int) -> None:
-    """Drop what was written after a checkpoint (and half a line at the end), before the run goes on from it."""
+    """Remove the lines after step `last_step`, and an incomplete last line, before a run resumes from there."""
     path = Path(path)
     if not path.exists():
         return
@@ -68,18 +68,18 @@ def cut(path: str | Path, last_step: int) -> None:
         file.truncate(keep)
 
 
-def without_timings(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """What two runs of one config and seed agree on."""
+def without_timings(metrics: Mapping[str, float | None]) -> Line:
+    """The metrics that two runs of one config and seed agree on."""
     return {name: value for name, value in metrics.items() if not name.startswith(TIMINGS)}
 
 
 def comparable(path: str | Path) -> bytes:
-    """The file without timings, as bytes to compare or hash."""
+    """The file's content without timings, as bytes to compare or hash."""
     return b"".join(json.dumps(without_timings(each)).encode() + b"\n" for each in read(path))
 
 
 def spread(name: str, values: Sequence[float]) -> Metrics:
-    """mean, max and min under a name, as verl's dashboards expect them; nothing for no values."""
+    """mean, max and min under the names that verl's dashboards use; empty without values."""
     if not values:
         return {}
     return {
@@ -94,7 +94,7 @@ def _append(path: Path, data: bytes) -> None:
         file.write(data)
 
 
-def _number(value: Any) -> float | int | None:
+def _number(value: float) -> float | int | None:
     number = value if isinstance(value, int) and not isinstance(value, bool) else float(value)
     return number if math.isfinite(number) else None
 

@@ -1,4 +1,4 @@
-"""Metrics to TensorBoard and Weights & Biases, when the config asks for them. Both are extras, imported only then."""
+"""Sends metrics to TensorBoard and Weights & Biases. Both are extras, imported only if the config asks for them."""
 
 from __future__ import annotations
 
@@ -7,18 +7,21 @@ import math
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from types import ModuleType
+from typing import Protocol
 
 from tqppo.errors import PreflightError, UsageError
 
 
 class Tracker(Protocol):
+    """A place that shows metrics by step."""
+
     def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
     def close(self) -> None: ...
 
 
 class TensorBoard:
-    """Event files in `<run>/tensorboard`; a resumed run purges what it is about to write again."""
+    """Event files in `<run>/tensorboard`. A resumed run purges the steps that it writes again."""
 
     def __init__(self, folder: Path, *, first_step: int) -> None:
         module = _import("tensorboard", "torch.utils.tensorboard", "tensorboard")
@@ -34,9 +37,9 @@ class TensorBoard:
 
 
 class Wandb:
-    """A W&B run with the id of ours, so that a resumed run goes on in the same one. Secrets come from WANDB_*."""
+    """A W&B run with one id per run folder, so that a resumed run continues it. Secrets come from WANDB_*."""
 
-    def __init__(self, folder: Path, *, project: str, config: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, *, project: str, config: Mapping[str, object]) -> None:
         module = _import("wandb", "wandb", "wandb")
         self._run = module.init(
             project=project, name=folder.name, id=_run_id(folder), dir=str(folder), config=dict(config), resume="allow"
@@ -50,7 +53,7 @@ class Wandb:
 
 
 class Trackers:
-    """All of them at once. Values that are not finite are left out."""
+    """Every tracker of a run. Values that are not finite are left out."""
 
     def __init__(self, trackers: Sequence[Tracker]) -> None:
         self._trackers = trackers
@@ -70,10 +73,10 @@ def load(
     folder: str | Path,
     *,
     project: str = "tqppo",
-    config: Mapping[str, Any] | None = None,
+    config: Mapping[str, object] | None = None,
     first_step: int = 0,
 ) -> Trackers:
-    """The trackers of a run in this folder. One that is not installed is an error that says how to install it."""
+    """Start the trackers of a run. PreflightError, with the command to install it, if one is not installed."""
     folder = Path(folder)
     return Trackers(
         [_make(name, folder, project=project, config=config or {}, first_step=first_step) for name in names]
@@ -81,12 +84,12 @@ def load(
 
 
 def check(names: Iterable[str]) -> None:
-    """The same error before anything is started."""
+    """Raise the error of `load` for a tracker that is not installed, without starting any."""
     for name in names:
         _import(name, "torch.utils.tensorboard" if name == "tensorboard" else name, name)
 
 
-def _make(name: str, folder: Path, *, project: str, config: Mapping[str, Any], first_step: int) -> Tracker:
+def _make(name: str, folder: Path, *, project: str, config: Mapping[str, object], first_step: int) -> Tracker:
     if name == "tensorboard":
         return TensorBoard(folder, first_step=first_step)
     if name == "wandb":
@@ -94,7 +97,7 @@ def _make(name: str, folder: Path, *, project: str, config: Mapping[str, Any], f
     raise UsageError(f"there is no tracker called {name!r}; trackers: tensorboard, wandb")
 
 
-def _import(name: str, module: str, extra: str) -> Any:
+def _import(name: str, module: str, extra: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ImportError:
@@ -102,7 +105,7 @@ def _import(name: str, module: str, extra: str) -> Any:
 
 
 def _run_id(folder: Path) -> str:
-    """One id per run folder, kept in it: two runs of one name in two places are two runs."""
+    """The id in the run's folder, made at first use, so that runs of one name in two places stay apart."""
     file = folder / "wandb.id"
     if not file.exists():
         file.write_text(secrets.token_hex(4))

@@ -1,9 +1,8 @@
 """Figures of a validation: mean@k, best@k, maj@k and greedy, per data source, under verl's names. Imports no torch.
 
-best@n and maj@n say what n fresh samples would give: the expectation over all subsets of n of the k samples
-taken (without replacement, so best@k is simply the best). verl resamples with replacement instead, which
-comes out lower. Subsets are counted in closed form (best) or listed (maj), and drawn with a fixed seed
-only where there are more than `MAX_SUBSETS`.
+best@n and maj@n estimate the result of n fresh samples: the expectation over all subsets of n of the k samples (without
+replacement, so best@k is the best sample). verl resamples with replacement, which gives lower figures. Subsets are
+counted in closed form (best) or listed (maj), and drawn with a fixed seed if there are more than `MAX_SUBSETS`.
 """
 
 from __future__ import annotations
@@ -15,13 +14,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 
-Metrics = dict[str, float]
+from tqppo.protocols import Metrics
+
 MAX_SUBSETS = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One graded answer. `metrics` are the reward function's further numbers, `acc` among them if it gave one."""
+    """One scored answer. `metrics` are the reward function's further numbers, such as `acc`."""
 
     prompt: str
     source: str
@@ -38,11 +38,11 @@ def figures(answers: Iterable[Answer]) -> Metrics:
         by_source[answer.source].append(answer)
     found: Metrics = {}
     for source in sorted(by_source):
-        found |= _of_source(source, by_source[source])
+        found |= _figures_of_source(source, by_source[source])
     return found
 
 
-def _of_source(source: str, answers: Sequence[Answer]) -> Metrics:
+def _figures_of_source(source: str, answers: Sequence[Answer]) -> Metrics:
     names = set().union(*(answer.metrics for answer in answers))
     core = "acc" if "acc" in names else "reward"
     groups: dict[str, list[Answer]] = defaultdict(list)
@@ -53,7 +53,7 @@ def _of_source(source: str, answers: Sequence[Answer]) -> Metrics:
     found: Metrics = {}
     for name in sorted(names | {"reward"}):
         values = {"greedy": _mean([_value(answer, name) for answer in greedy])} if greedy else {}
-        values |= _of_groups(list(groups.values()), name) if groups else {}
+        values |= _figures_of_groups(list(groups.values()), name) if groups else {}
         largest = max((len(group) for group in groups.values()), default=0)
         for figure, value in values.items():
             is_core = name == core and figure in (
@@ -66,7 +66,7 @@ def _of_source(source: str, answers: Sequence[Answer]) -> Metrics:
     return found
 
 
-def _of_groups(groups: Sequence[Sequence[Answer]], name: str) -> Metrics:
+def _figures_of_groups(groups: Sequence[Sequence[Answer]], name: str) -> Metrics:
     largest = max(len(group) for group in groups)
     values = [[_value(answer, name) for answer in group] for group in groups]
     found = {f"mean@{largest}": _mean([_mean(each) for each in values])}
@@ -87,13 +87,14 @@ def _of_groups(groups: Sequence[Sequence[Answer]], name: str) -> Metrics:
 
 
 def best_of(values: Sequence[float], n: int) -> float:
-    """The expected maximum of n of the values: the i-th smallest is it in C(i − 1, n − 1) of the C(k, n) subsets."""
+    """The expected maximum of n of the k values. The i-th smallest is the maximum of C(i − 1, n − 1) of the C(k, n)
+    subsets."""
     ordered, total = sorted(values), math.comb(len(values), n)
     return math.fsum(value * math.comb(i, n - 1) for i, value in enumerate(ordered)) / total
 
 
 def majority_of(ballots: Sequence[tuple[str, float]], n: int) -> float:
-    """The expected value of the prediction that most of n answers agree on; equal votes count equally."""
+    """The expected value of the most frequent prediction among n answers; the mean of those that tie."""
     subsets = list(_subsets(len(ballots), n))
     return _mean([_vote([ballots[i] for i in subset]) for subset in subsets])
 

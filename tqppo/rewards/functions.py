@@ -1,26 +1,26 @@
-"""The built-in reward functions, by name. All have verl's signature and return a score, `acc` and what was read.
+"""The built-in reward functions, by name. All have verl's signature and return a score, `acc` and the answer they read.
 
-`rewards` runs the ones in `INLINE` where the trajectory is made: they are quick for any input. The others
-may be slow or hang on a hostile answer, and run in a process that can be killed.
+The scorer runs the ones in `INLINE` where the trajectory is made: they are quick for any input. The others may be slow
+or hang on a hostile answer, so they run in a process that can be killed.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from decimal import Decimal, InvalidOperation
 from functools import lru_cache
-from typing import Any
 
 from tqppo.errors import DataError, PreflightError
 
-Scored = dict[str, Any]
+Scored = dict[str, float | str]
+Extra = Mapping[str, object] | None
 NUMBER = re.compile(r"-?\d[\d,]*\.?\d*")
 MARKED_NUMBER = re.compile(r"####\s*\$?(-?\d[\d,]*\.?\d*)")
 
 
 def exact_match(
-    data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None, *, ignore_case: bool = False
+    data_source: str, solution_str: str, ground_truth: object, extra_info: Extra = None, *, ignore_case: bool = False
 ) -> Scored:
     """1 when the answer is the reference, apart from white space around it."""
     found, wanted = solution_str.strip(), str(ground_truth).strip()
@@ -28,15 +28,15 @@ def exact_match(
     return _scored(right, found)
 
 
-def partial_match(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None) -> Scored:
-    """The share of positions with the right character; characters too many count as wrong ones."""
+def partial_match(data_source: str, solution_str: str, ground_truth: object, extra_info: Extra = None) -> Scored:
+    """The share of positions with the right character; surplus characters count as wrong ones."""
     found, wanted = solution_str.strip(), str(ground_truth).strip()
     same = sum(a == b for a, b in zip(found, wanted))  # noqa: B905 - the longer tail counts below
     share = same / max(len(found), len(wanted), 1)
     return {**_scored(found == wanted, found), "score": share}
 
 
-def contains(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None) -> Scored:
+def contains(data_source: str, solution_str: str, ground_truth: object, extra_info: Extra = None) -> Scored:
     """1 when the reference occurs anywhere in the answer."""
     return _scored(str(ground_truth).strip() in solution_str, solution_str.strip())
 
@@ -44,15 +44,15 @@ def contains(data_source: str, solution_str: str, ground_truth: Any, extra_info:
 def gsm8k(
     data_source: str,
     solution_str: str,
-    ground_truth: Any,
-    extra_info: Any = None,
+    ground_truth: object,
+    extra_info: Extra = None,
     *,
     method: str = "flexible",
     format_score: float = 0.0,
 ) -> Scored:
     """Compares numbers. strict: the number after `####`; flexible: the last number of the answer.
 
-    An answer that has such a number, but the wrong one, gets `format_score`.
+    An answer with such a number, but the wrong one, gets `format_score`.
     """
     if method not in ("strict", "flexible"):
         raise DataError(f'reward gsm8k: method = {method!r}; use "strict" or "flexible"')
@@ -66,39 +66,41 @@ def gsm8k(
     return {**_scored(right, str(found)), "score": 1.0 if right else format_score}
 
 
-def matches(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None, *, pattern: str) -> Scored:
+def matches(
+    data_source: str, solution_str: str, ground_truth: object, extra_info: Extra = None, *, pattern: str
+) -> Scored:
     """1 when the answer matches the regular expression `pattern` somewhere; a dot matches line ends too."""
     return _scored(_compiled(pattern).search(solution_str) is not None, solution_str.strip())
 
 
-def math(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None) -> Scored:
-    """1 when the answer equals the reference as mathematics, as math-verify judges (extra `math`)."""
+def math(data_source: str, solution_str: str, ground_truth: object, extra_info: Extra = None) -> Scored:
+    """1 when the answer equals the reference mathematically, by math-verify (extra `math`)."""
     try:
         from math_verify import parse, verify
     except ImportError:
         raise PreflightError("reward math needs math-verify: pip install 'tqppo[math]'") from None
-    # No timeout of its own: it works by signals, and the process is killed after reward.timeout_s anyway.
+    # math-verify's own timeouts use signals; the process is killed after reward.timeout_s anyway.
     wanted = parse(f"\\boxed{{{ground_truth}}}", parsing_timeout=None)
     found = parse(solution_str, parsing_timeout=None)
     right = bool(wanted) and bool(found) and verify(wanted, found, timeout_seconds=None)
     return _scored(bool(right), str(found[0]) if found else "")
 
 
-def gym(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None) -> Scored:
-    """What the reasoning-gym dataset of the row says about the answer (extra `gym`)."""
+def gym(data_source: str, solution_str: str, ground_truth: object, extra_info: Extra = None) -> Scored:
+    """The score that the row's reasoning-gym dataset gives to the answer (extra `gym`)."""
     try:
         import reasoning_gym
     except ImportError:
         raise PreflightError("reward gym needs reasoning-gym: pip install 'tqppo[gym]'") from None
     if not extra_info or "entry" not in extra_info:
-        raise DataError("reward gym judges rows of gym:NAME only; this row comes from somewhere else")
+        raise DataError("reward gym scores rows of gym:NAME only; this row comes from another source")
     answer = solution_str.strip()
     score = float(reasoning_gym.get_score_answer_fn(extra_info["gym"])(answer, extra_info["entry"]))
     return {**_scored(score >= 1.0, answer), "score": score}
 
 
-def task(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None) -> Scored:
-    """The row's own: what its task or gym dataset names, and `exact_match` for rows of files."""
+def task(data_source: str, solution_str: str, ground_truth: object, extra_info: Extra = None) -> Scored:
+    """Scores with the function that the row's task or gym dataset names; rows of files use `exact_match`."""
     return BUILT_IN[own_reward(extra_info)](data_source, solution_str, ground_truth, extra_info)
 
 
@@ -115,10 +117,10 @@ BUILT_IN: dict[str, Callable[..., Scored]] = {
 INLINE = frozenset({"exact_match", "partial_match", "contains", "gsm8k"})
 
 
-def own_reward(extra_info: Any) -> str:
-    """Which built-in judges a row when the config names none."""
+def own_reward(extra_info: Extra) -> str:
+    """The built-in function for a row when the config names none."""
     name = (extra_info or {}).get("reward", "exact_match")
-    return name if name in ("partial_match", "gym") else "exact_match"
+    return str(name) if name in ("partial_match", "gym") else "exact_match"
 
 
 def _scored(right: bool, prediction: str) -> Scored:

@@ -1,6 +1,6 @@
-"""Processes that run a reward function, seen from the side that starts, feeds and kills them. `rewards` owns a pool.
+"""The parent's side of the processes that run a reward function. The scorer owns a pool of them.
 
-Every call returns within a deadline: a process that is late is killed, with whatever it started, and replaced.
+Every call returns within a deadline: a process that misses it is killed with its children and replaced.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from itertools import count
-from typing import Any
 
 from tqppo.errors import DataError
 
+Message = dict[str, object]  # one JSON object of the protocol that `process` describes
 START_TIMEOUT_S = 120.0  # importing a user's module may mean importing torch
 CONCURRENT_ASYNC = 32  # samples that one process works on at once when the function is async
-GRACE_S = 2.0  # an async function's process ends late samples itself; past this it is stuck
+GRACE_S = 2.0  # an async function's process ends late samples itself; after this much longer it is stuck
 
 
 class SampleFailed(Exception):
-    """The function raised, took too long, or its process died."""
+    """The function raised or took too long, or its process died."""
 
 
-class WorkerDied(Exception):
-    """The process ended with this sample in it."""
+class ProcessDied(Exception):
+    """The process ended before it answered."""
 
 
 @dataclass(frozen=True, slots=True)
 class FunctionSpec:
-    """What a process runs; plain values."""
+    """The function that a process runs; plain values."""
 
     function: str
-    arguments: Mapping[str, Any]
+    arguments: Mapping[str, object]
     timeout_s: float
 
     def start_line(self) -> bytes:
@@ -48,17 +48,17 @@ class FunctionSpec:
         return json.dumps({**start, "parent": os.getpid()}).encode() + b"\n"
 
 
-class Worker:
-    """One process. Samples go in by `submit`; a thread reads the answers."""
+class RewardProcess:
+    """One process. `submit` sends it a sample; a thread reads the answers."""
 
     def __init__(self, spec: FunctionSpec) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tqppo.rewards.process"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            start_new_session=True,  # so that it can be killed together with its children, and Ctrl-C is ours alone
+            start_new_session=True,  # so that killpg reaches its children, and Ctrl-C at the terminal does not reach it
         )
-        self._pending: dict[Any, Future[dict[str, Any]]] = {"start": Future()}
+        self._pending: dict[object, Future[Message]] = {"start": Future()}
         self._lock = threading.Lock()
         self._ids = count()
         started = self._pending["start"]
@@ -67,21 +67,21 @@ class Worker:
         self._write(spec.start_line())
         try:
             answer = started.result(START_TIMEOUT_S)
-        except (FutureTimeout, WorkerDied) as error:
+        except (FutureTimeout, ProcessDied) as error:
             self.kill()
-            why = "died" if isinstance(error, WorkerDied) else f"was not ready after {START_TIMEOUT_S:.0f} s"
+            why = "died" if isinstance(error, ProcessDied) else f"was not ready after {START_TIMEOUT_S:.0f} s"
             raise DataError(f"reward function {spec.function!r}: its process {why} while importing it") from None
         if "refused" in answer:
             self.kill()
-            raise DataError(answer["refused"])
-        self.is_async: bool = answer["is_async"]
+            raise DataError(str(answer["refused"]))
+        self.is_async = bool(answer["is_async"])
 
     @property
     def is_alive(self) -> bool:
         return self._process.poll() is None
 
-    def submit(self, sample: Mapping[str, Any]) -> Future[dict[str, Any]]:
-        future: Future[dict[str, Any]] = Future()
+    def submit(self, sample: Mapping[str, object]) -> Future[Message]:
+        future: Future[Message] = Future()
         with self._lock:
             number = next(self._ids)
             self._pending[number] = future
@@ -100,7 +100,7 @@ class Worker:
 
     def _write(self, line: bytes) -> None:
         assert self._process.stdin is not None
-        # A dead process is noticed by the reader, which fails everything that is pending.
+        # When the process is dead, the reader fails every pending sample.
         with contextlib.suppress(BrokenPipeError, ValueError), self._lock:
             self._process.stdin.write(line)
             self._process.stdin.flush()
@@ -117,108 +117,105 @@ class Worker:
         with self._lock:
             pending, self._pending = list(self._pending.values()), _Closed()
         for future in pending:
-            future.set_exception(WorkerDied(f"its process died ({_ending(self._process.returncode)})"))
+            future.set_exception(ProcessDied(f"its process died ({_ending(self._process.returncode)})"))
 
 
-class _Closed(dict[Any, "Future[dict[str, Any]]"]):
-    """Pending samples of a process that is gone: each fails at once."""
+class _Closed(dict[object, "Future[Message]"]):
+    """The pending samples of a dead process: a sample that is added fails at once."""
 
-    def __setitem__(self, key: Any, future: Future[dict[str, Any]]) -> None:
-        future.set_exception(WorkerDied("its process is gone"))
+    def __setitem__(self, key: object, future: Future[Message]) -> None:
+        future.set_exception(ProcessDied("its process has ended"))
 
 
-class Pool:
+class ProcessPool:
     """A fixed number of processes. `call` is for threads: it blocks until its sample has a value or has failed."""
 
-    def __init__(self, spec: FunctionSpec, num_workers: int) -> None:
+    def __init__(self, spec: FunctionSpec, num_processes: int) -> None:
         self._spec = spec
         # A process dies with the thread that started it (see lifeline.die_with_parent), so one thread starts them all.
         self._starter = ThreadPoolExecutor(1, thread_name_prefix="reward-starter")
-        self._workers: list[Worker] = []
+        self._processes: list[RewardProcess] = []
         self._slots: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._one_alone = threading.Lock()
         self._closed = False
         try:
-            for _ in range(num_workers):
-                self._workers.append(self._start())
+            for _ in range(num_processes):
+                self._processes.append(self._start())
         except BaseException:
             self.close()
             raise
-        self._shared = self._workers[0].is_async
-        self.num_slots = num_workers * (CONCURRENT_ASYNC if self._shared else 1)
+        self._is_shared = self._processes[0].is_async
+        self.num_slots = num_processes * (CONCURRENT_ASYNC if self._is_shared else 1)
         for slot in range(self.num_slots):
-            self._slots.put(slot % num_workers)
+            self._slots.put(slot % num_processes)
 
-    def call(self, sample: Mapping[str, Any]) -> Any:
-        """The function's value for a sample, or SampleFailed."""
+    def call(self, sample: Mapping[str, object]) -> object:
+        """Return the function's value for a sample, or raise SampleFailed."""
         place = self._slots.get()
         try:
-            worker = self._worker(place)
+            process = self._process(place)
             try:
-                patience = self._spec.timeout_s + (GRACE_S if self._shared else 0.0)
-                return _value(worker.submit(sample).result(patience), self._spec.timeout_s)
-            except (FutureTimeout, WorkerDied) as error:
-                worker.kill()
-                if self._shared:
+                patience_s = self._spec.timeout_s + (GRACE_S if self._is_shared else 0.0)
+                return _value(process.submit(sample).result(patience_s), self._spec.timeout_s)
+            except (FutureTimeout, ProcessDied) as error:
+                process.kill()
+                if self._is_shared:
                     return self._alone(sample)
                 raise SampleFailed(_reason(error, self._spec.timeout_s)) from None
         finally:
             self._slots.put(place)
 
     def close(self) -> None:
-        """Kills every process; safe to call twice, and while samples are being scored."""
+        """Kill every process. May be called twice, and while samples are being scored."""
         with self._lock:
             self._closed = True
-            workers, self._workers = self._workers, []
-        for worker in workers:
-            worker.kill()
+            processes, self._processes = self._processes, []
+        for process in processes:
+            process.kill()
         self._starter.shutdown()
 
-    def pids(self) -> list[int]:
-        return [worker._process.pid for worker in self._workers]
-
-    def _start(self) -> Worker:
+    def _start(self) -> RewardProcess:
         try:
-            return self._starter.submit(Worker, self._spec).result()
+            return self._starter.submit(RewardProcess, self._spec).result()
         except RuntimeError:  # the starter is shut down
             raise SampleFailed("the scorer is closed") from None
 
-    def _worker(self, place: int) -> Worker:
-        """The process of a slot, a new one if the last was killed."""
+    def _process(self, place: int) -> RewardProcess:
+        """The process at this place; a new one if the last was killed."""
         with self._lock:
             if self._closed:
                 raise SampleFailed("the scorer is closed")
-            if not self._workers[place].is_alive:
-                self._workers[place].kill()
-                self._workers[place] = self._start()
-            return self._workers[place]
+            if not self._processes[place].is_alive:
+                self._processes[place].kill()
+                self._processes[place] = self._start()
+            return self._processes[place]
 
-    def _alone(self, sample: Mapping[str, Any]) -> Any:
-        """Samples that shared a stuck or dead process are scored again, each in a process of its own.
+    def _alone(self, sample: Mapping[str, object]) -> object:
+        """Score a sample again in its own process, after the process that it shared with others was killed.
 
-        Only so is it known which of them was to blame.
+        This shows which of those samples made the process hang or die.
         """
         with self._one_alone:
-            worker = self._start()
+            process = self._start()
             try:
-                return _value(worker.submit(sample).result(self._spec.timeout_s), self._spec.timeout_s)
-            except (FutureTimeout, WorkerDied) as error:
+                return _value(process.submit(sample).result(self._spec.timeout_s), self._spec.timeout_s)
+            except (FutureTimeout, ProcessDied) as error:
                 raise SampleFailed(_reason(error, self._spec.timeout_s)) from None
             finally:
-                worker.kill()
+                process.kill()
 
 
-def _value(answer: Mapping[str, Any], timeout_s: float) -> Any:
+def _value(answer: Message, timeout_s: float) -> object:
     if "error" in answer:
-        raise SampleFailed(answer["error"])
+        raise SampleFailed(str(answer["error"]))
     if "timeout" in answer:
         raise SampleFailed(f"took longer than {timeout_s:g} s")
     return answer["value"]
 
 
 def _reason(error: Exception, timeout_s: float) -> str:
-    return str(error) if isinstance(error, WorkerDied) else f"took longer than {timeout_s:g} s"
+    return str(error) if isinstance(error, ProcessDied) else f"took longer than {timeout_s:g} s"
 
 
 def _ending(code: int) -> str:

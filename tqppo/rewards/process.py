@@ -1,8 +1,8 @@
-"""The process that runs a reward function: `python -m tqppo.rewards.process`, started by `reward_pool`.
+"""The process that runs a reward function: `python -m tqppo.rewards.process`, started by `pool`.
 
-One JSON object per line. In: the function's name and arguments first, then samples with an id. Out: one
-answer per id, in any order. A sync function runs in the main thread, one sample after the other; an async
-one runs many samples at once.
+It reads and writes one JSON object per line. The first line that it reads names the function and its arguments, the
+others are samples with an id. It writes one answer per id, in any order. A sync function runs in the main thread, one
+sample after the other; an async one runs many samples at once.
 """
 
 from __future__ import annotations
@@ -16,17 +16,20 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from types import ModuleType
+from typing import BinaryIO, cast
 
 from tqppo.errors import DataError, TqppoError
 from tqppo.lifeline import die_with_parent
 from tqppo.rewards.functions import BUILT_IN
 
+RewardFunction = Callable[..., object]
 
-def load_function(name: str) -> Callable[..., Any]:
-    """A built-in, `module:function` or `file.py:function`."""
+
+def load_function(name: str) -> RewardFunction:
+    """Import a reward function: a built-in name, `module:function` or `file.py:function`."""
     if name in BUILT_IN:
         return BUILT_IN[name]
     place, _, attribute = name.rpartition(":")
@@ -37,14 +40,14 @@ def load_function(name: str) -> Callable[..., Any]:
         module = _load_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
     except (ImportError, OSError, SyntaxError) as error:
         raise DataError(f"reward function {name!r}: cannot import {place}: {error}") from error
-    function = getattr(module, attribute, None)
+    function: RewardFunction | None = getattr(module, attribute, None)
     if not callable(function):
         raise DataError(f"reward function {name!r}: {place} has no function {attribute!r}")
     return function
 
 
-def check_signature(name: str, function: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
-    """Finds at the start what would fail at the first sample."""
+def check_signature(name: str, function: RewardFunction, arguments: Mapping[str, object]) -> None:
+    """Raise now what would fail at the first sample."""
     try:
         inspect.signature(function).bind(
             data_source="", solution_str="", ground_truth="", extra_info=None, **dict(arguments)
@@ -56,7 +59,7 @@ def check_signature(name: str, function: Callable[..., Any], arguments: Mapping[
         ) from None
 
 
-def _load_file(path: Path) -> Any:
+def _load_file(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is not a Python file")
@@ -67,10 +70,10 @@ def _load_file(path: Path) -> Any:
     return module
 
 
-class Worker:
+class SampleLoop:
     """Reads samples, calls the function, writes answers."""
 
-    def __init__(self, function: Callable[..., Any], arguments: Mapping[str, Any], pipe: BinaryIO) -> None:
+    def __init__(self, function: RewardFunction, arguments: Mapping[str, object], pipe: BinaryIO) -> None:
         self._function, self._arguments, self._pipe = function, arguments, pipe
 
     def run(self, samples: BinaryIO) -> None:
@@ -87,14 +90,14 @@ class Worker:
             running.add(task)
             task.add_done_callback(running.discard)
 
-    async def _one(self, sample: Mapping[str, Any], timeout_s: float) -> None:
+    async def _one(self, sample: Mapping[str, object], timeout_s: float) -> None:
         with self._answering(sample["id"]) as answer:
             try:
-                answer["value"] = await asyncio.wait_for(self._call(sample), timeout_s)
+                answer["value"] = await asyncio.wait_for(cast(Awaitable[object], self._call(sample)), timeout_s)
             except asyncio.TimeoutError:
                 answer["timeout"] = True
 
-    def _call(self, sample: Mapping[str, Any]) -> Any:
+    def _call(self, sample: Mapping[str, object]) -> object:
         return self._function(
             data_source=sample["source"],
             solution_str=sample["solution"],
@@ -104,11 +107,12 @@ class Worker:
         )
 
     @contextlib.contextmanager
-    def _answering(self, sample_id: int) -> Any:
-        answer: dict[str, Any] = {"id": sample_id}
+    def _answering(self, sample_id: object) -> Iterator[dict[str, object]]:
+        """Yield the answer to fill in, then send it; an error inside becomes the answer."""
+        answer: dict[str, object] = {"id": sample_id}
         try:
             yield answer
-        except Exception as error:  # noqa: BLE001 - whatever the user's function raises goes to the parent as text
+        except Exception as error:  # noqa: BLE001 - a user's function can raise anything; the parent gets it as text
             answer["error"] = describe(error)
         send(self._pipe, answer)
 
@@ -122,7 +126,7 @@ def describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}{place}"
 
 
-def send(pipe: BinaryIO, message: Mapping[str, Any]) -> None:
+def send(pipe: BinaryIO, message: Mapping[str, object]) -> None:
     try:
         line = json.dumps(message, default=_plain)
     except TypeError as error:
@@ -131,10 +135,11 @@ def send(pipe: BinaryIO, message: Mapping[str, Any]) -> None:
     pipe.flush()
 
 
-def _plain(value: Any) -> Any:
-    """NumPy's and torch's scalars as Python's."""
-    if hasattr(value, "item"):
-        return value.item()
+def _plain(value: object) -> object:
+    """A scalar of NumPy or torch as a Python number."""
+    item: Callable[[], object] | None = getattr(value, "item", None)
+    if item is not None:
+        return item()
     raise TypeError(f"{type(value).__name__} cannot be sent")
 
 
@@ -142,7 +147,7 @@ def main() -> None:
     samples, pipe = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
-    os.dup2(2, 1)  # what the function prints goes to the log, not into the protocol
+    os.dup2(2, 1)  # prints of the function go to the log instead of into the protocol
     start = json.loads(samples.readline())
     die_with_parent(start["parent"])  # even while the function is stuck in C code
     try:
@@ -153,11 +158,11 @@ def main() -> None:
         return
     is_async = inspect.iscoroutinefunction(function)
     send(pipe, {"ready": True, "is_async": is_async})
-    worker = Worker(function, start["arguments"], pipe)
+    loop = SampleLoop(function, start["arguments"], pipe)
     if is_async:
-        asyncio.run(worker.run_async(samples, start["timeout_s"]))
+        asyncio.run(loop.run_async(samples, start["timeout_s"]))
     else:
-        worker.run(samples)
+        loop.run(samples)
 
 
 if __name__ == "__main__":

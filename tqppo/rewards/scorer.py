@@ -1,46 +1,46 @@
-"""Rewards: one scorer for built-in functions and the user's own, with a deadline per sample and a policy on failure.
+"""Scores trajectories with a built-in reward function or the user's own, each within a deadline.
 
-The rollout calls `await scorer.score(...)`; quick built-ins run right there, everything else in processes
-(`reward_pool`) that are killed when a sample is late.
+The rollout worker calls `await scorer.score(...)`. Quick built-ins run in its own process, all others in processes
+(`pool`) that are killed when a sample is late.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from tqppo.errors import DataError, TqppoError
 from tqppo.rewards.functions import BUILT_IN, INLINE, own_reward
-from tqppo.rewards.pool import FunctionSpec, Pool, SampleFailed
+from tqppo.rewards.pool import FunctionSpec, ProcessPool, SampleFailed
 from tqppo.rewards.process import check_signature
 
 OnError = Literal["error", "zero", "drop_group"]
 
 
 class RewardError(DataError):
-    """A reward function failed and the policy is to stop."""
+    """A reward function failed, and `reward.on_error` says to stop."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What a reward function sees of a trajectory."""
+    """The part of a trajectory that a reward function sees; `answer` and `extra` are JSON values."""
 
     source: str
     solution: str
-    answer: Any
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    answer: object
+    extra: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Reward:
-    """A score; further numbers, which become metrics; what was read as the answer, for majority votes.
+    """A score, further numbers that become metrics, and the answer that the function read, for majority votes.
 
-    `failure` says why the function gave no score; the score is then 0, and `drop_group` what the policy asks for.
+    `failure` says why the function gave no score. The score is then 0, and `drop_group` follows `reward.on_error`.
     """
 
     score: float
@@ -52,10 +52,10 @@ class Reward:
 
 @dataclass(frozen=True, slots=True)
 class ScorerSpec:
-    """Which function, and how: the fields of the config's `[reward]`, and the limit that overlong answers run into."""
+    """Which function to call, and how: the fields of the config's `[reward]` and the limit on new tokens."""
 
     function: str = ""
-    function_args: Mapping[str, Any] = field(default_factory=dict)
+    function_args: Mapping[str, object] = field(default_factory=dict)
     workers: int = 0
     timeout_s: float = 30.0
     on_error: OnError = "error"
@@ -64,20 +64,14 @@ class ScorerSpec:
     max_new_tokens: int = 0
 
     @classmethod
-    def of(cls, section: Any, *, max_new_tokens: int) -> ScorerSpec:
-        """From the config's section, or anything with the same attributes; files by their full path."""
-        names = [name for name in cls.__slots__ if name not in ("max_new_tokens", "function")]
-        given = {name: getattr(section, name) for name in names}
-        return cls(function=resolve(section.function), max_new_tokens=max_new_tokens, **given)
-
-
-def load(function: str = "", **settings: Any) -> Scorer:
-    """A scorer for a built-in name, `module:function` or `file.py:function`; empty: each row's own."""
-    return Scorer(ScorerSpec(function=function, **settings))
+    def of(cls, section: object, *, max_new_tokens: int) -> ScorerSpec:
+        """Take the values from the config's section, or from anything with the same attributes."""
+        given = {name: getattr(section, name) for name in cls.__slots__ if name != "max_new_tokens"}
+        return cls(**{**given, "function": resolve(given["function"])}, max_new_tokens=max_new_tokens)
 
 
 def resolve(function: str) -> str:
-    """The function's name as any process understands it: built-ins by name, files by their full path."""
+    """The function's name as every process understands it: a file by its full path, an empty name as "task"."""
     place, _, attribute = function.rpartition(":")
     if place.endswith(".py"):
         path = Path(place).expanduser().resolve()
@@ -93,13 +87,13 @@ def resolve(function: str) -> str:
 class Scorer:
     """Scores samples, each within its deadline. `close` leaves no process behind.
 
-    A function that cannot be imported or called is an error here, before anything is generated.
+    The constructor raises DataError for a function that cannot be imported or called, before anything is generated.
     """
 
     def __init__(self, spec: ScorerSpec) -> None:
         self._spec = spec
         self._function = FunctionSpec(resolve(spec.function), dict(spec.function_args), spec.timeout_s)
-        self._pool: Pool | None = None
+        self._pool: ProcessPool | None = None
         self._threads: ThreadPoolExecutor | None = None
         name = self._function.function
         if name in BUILT_IN:
@@ -108,38 +102,27 @@ class Scorer:
             self.start()
 
     def start(self) -> None:
-        """Starts the processes now; otherwise the first sample that needs them does."""
+        """Start the processes now instead of with the first sample that needs them."""
         if self._pool is None:
-            self._pool = Pool(self._function, max(self._spec.workers, 1))
+            self._pool = ProcessPool(self._function, max(self._spec.workers, 1))
             self._threads = ThreadPoolExecutor(self._pool.num_slots, thread_name_prefix="reward")
 
     async def score(
         self,
         source: str,
         solution: str,
-        answer: Any,
-        extra: Mapping[str, Any] | None = None,
+        answer: object,
+        extra: Mapping[str, object] | None = None,
         *,
         response_tokens: int = 0,
     ) -> Reward:
-        """The reward of one answer; `response_tokens` is its length, for the penalty of overlong ones."""
+        """Return the reward of one answer; its length in `response_tokens` serves the penalty on overlong answers."""
         sample = Sample(source, solution, answer, extra or {})
         try:
             value = self._inline(sample) if self._is_inline(sample) else await self._in_process(sample)
             return self._penalised(to_reward(value), response_tokens)
         except SampleFailed as failure:
             return self._failed(sample, str(failure))
-
-    async def score_batch(self, samples: Sequence[Sample]) -> list[Reward]:
-        """One reward per sample, in order. The first failure under the policy `error` ends the batch."""
-        tasks = [
-            asyncio.ensure_future(self.score(each.source, each.solution, each.answer, each.extra)) for each in samples
-        ]
-        try:
-            return list(await asyncio.gather(*tasks))
-        finally:
-            for task in tasks:
-                task.cancel()
 
     def close(self) -> None:
         if self._pool is not None:
@@ -148,15 +131,11 @@ class Scorer:
             self._threads.shutdown(cancel_futures=True)
         self._pool = self._threads = None
 
-    def pids(self) -> list[int]:
-        """The processes that score."""
-        return self._pool.pids() if self._pool is not None else []
-
     def _is_inline(self, sample: Sample) -> bool:
         name = own_reward(sample.extra) if self._function.function == "task" else self._function.function
         return self._spec.workers == 0 and name in INLINE
 
-    def _inline(self, sample: Sample) -> Any:
+    def _inline(self, sample: Sample) -> object:
         function = BUILT_IN[self._function.function]
         try:
             return function(sample.source, sample.solution, sample.answer, sample.extra, **self._function.arguments)
@@ -165,7 +144,7 @@ class Scorer:
         except (ValueError, TypeError, ArithmeticError) as error:
             raise SampleFailed(f"{type(error).__name__}: {error}") from error
 
-    async def _in_process(self, sample: Sample) -> Any:
+    async def _in_process(self, sample: Sample) -> object:
         self.start()
         assert self._pool is not None
         fields = {"source": sample.source, "solution": sample.solution, "answer": sample.answer, "extra": sample.extra}
@@ -191,9 +170,10 @@ class Scorer:
         return Reward(0.0, failure=message, drop_group=self._spec.on_error == "drop_group")
 
 
-def to_reward(value: Any) -> Reward:
-    """A number, or a dict with `score`, further numbers (metrics) and perhaps `pred` (the answer it read)."""
-    fields = dict(value) if isinstance(value, Mapping) else {"score": value}
+def to_reward(value: object) -> Reward:
+    """Read a function's value: a number, or a dict with `score`, further numbers (metrics) and perhaps `pred`, the
+    answer that it read."""
+    fields: dict[object, object] = dict(value) if isinstance(value, Mapping) else {"score": value}
     if "score" not in fields:
         raise SampleFailed(f"the dict it returned has no 'score'; it has {', '.join(map(str, fields)) or 'nothing'}")
     score = fields.pop("score")

@@ -1,26 +1,31 @@
-"""The replicas of the rollout engine, seen from the driver: dispatch prompts, wait, load weights."""
+"""The replicas of the rollout engine as the driver sees them: dispatch prompts, wait, load weights."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 from urllib.parse import urlsplit
 
 import ray
+from ray.actor import ActorProxy
 
 from tqppo.data.prompts import Prompt
 from tqppo.errors import EngineError
 from tqppo.protocols import WeightSource
 from tqppo.queue.client import Queue
-from tqppo.ray_calls import results
-from tqppo.rollout.worker import Assignment, Probe, RolloutSpec, RolloutWorker
-from tqppo.weights.send import SenderClient, start_sender, stop_sender
+from tqppo.ray_calls import call, kill, results
+from tqppo.rollout.assignment import Assignment
+from tqppo.rollout.worker import RolloutSpec, RolloutWorker
+from tqppo.weights.send import Sender, SenderClient, start_sender, stop_sender
+from tqppo.weights.verify import Probe
+
+START_GRACE_S = 60.0  # for Ray to start a process, on top of the engine's own deadline
+CLOSE_TIMEOUT_S = 30.0
 
 
 class RolloutPool:
-    """One Ray actor per replica. Prompts are spread by whole groups, in turn, so that the split is reproducible."""
+    """One Ray actor per replica. Whole groups go to the replicas in turn, so that the split is reproducible."""
 
     def __init__(self, spec: RolloutSpec, queue: Queue, *, endpoints: Sequence[str], replicas: int, timeout_s: float):
         self.specs = [
@@ -29,43 +34,45 @@ class RolloutPool:
         ]
         self.queue = queue
         self.timeout_s = timeout_s
-        self.workers: list[Any] = []
-        self.nodes: list[str] = []  # of each worker, in Ray's names
-        self.sender: tuple[str, Any] | None = None  # node, actor
+        self.workers: list[ActorProxy[RolloutWorker]] = []
+        self.nodes: list[str] = []  # Ray's node id of each worker
+        self.sender: tuple[str, ActorProxy[Sender]] | None = None  # Ray's node id, actor
 
     def start(self, *, cpus: float = 1.0, gpus: float = 0.0) -> None:
-        remote = ray.remote(RolloutWorker)
-        options = {"num_cpus": cpus, "num_gpus": gpus, "max_concurrency": 1000}
-        self.workers = [remote.options(**options).remote(spec, self.queue) for spec in self.specs]
-        self.starting = [worker.start.remote() for worker in self.workers]
+        make = ray.remote(RolloutWorker).options(num_cpus=cpus, num_gpus=gpus, max_concurrency=1000)
+        self.workers = [make.remote(spec, self.queue) for spec in self.specs]
+        self.starting = [call(worker, RolloutWorker.start) for worker in self.workers]
 
     def ready(self) -> None:
         """Wait until every replica can generate."""
-        deadline = max(spec.engine.start_timeout_s for spec in self.specs) + 60
-        self.nodes = results(self.starting, deadline, "starting the rollout engines", died=EngineError)
+        timeout_s = max(spec.engine.start_timeout_s for spec in self.specs) + START_GRACE_S
+        self.nodes = results(self.starting, timeout_s, "starting the rollout engines", died=EngineError)
 
     def generate(self, prompts: Sequence[tuple[int, Prompt]], task: Assignment) -> None:
-        """Sample these (order, prompt) pairs; every group is in the queue afterwards, or this raises."""
+        """Sample these (order, prompt) pairs; returns when every group is in the queue."""
         shares = [prompts[i :: len(self.workers)] for i in range(len(self.workers))]
         assert sum(map(len, shares)) == len(prompts), "a prompt would be lost or sampled twice"
         calls = [
-            worker.generate.remote(share, task) for worker, share in zip(self.workers, shares, strict=True) if share
+            call(worker, RolloutWorker.generate, share, task)
+            for worker, share in zip(self.workers, shares, strict=True)
+            if share
         ]
         uids = [prompt.uid for _, prompt in prompts]
         missing = partial(self._missing, uids, task.partition)
         results(calls, self.timeout_s, "the rollout", missing=missing, died=EngineError)
 
     def load_weights(self, source: WeightSource, probe: Probe | None = None) -> None:
+        """Load the weights into every engine; returns when all of them use the new version."""
         calls = [
-            worker.load_weights.remote(self._for(source, spec, node), probe)
+            call(worker, RolloutWorker.load_weights, self._source_for(source, spec, node), probe)
             for worker, spec, node in zip(self.workers, self.specs, self.nodes, strict=True)
         ]
         results(calls, self.timeout_s, f"loading weights of version {source.version}", died=EngineError)
 
-    def _for(self, source: WeightSource, spec: RolloutSpec, node: str) -> WeightSource:
-        """The source as it is to an engine that can open its folder, else with somebody to ask for it."""
-        is_reachable = source.node in ("", node) and is_local(spec.engine.endpoint)
-        if is_reachable and spec.weight_sync != "broadcast":
+    def _source_for(self, source: WeightSource, spec: RolloutSpec, node: str) -> WeightSource:
+        """The weight source for one replica: unchanged if it can read the folder, otherwise with a `sender`."""
+        is_readable = source.node in ("", node) and is_local(spec.engine.endpoint)
+        if is_readable and spec.weight_sync != "broadcast":
             return source
         home = source.node or node
         if self.sender is None or self.sender[0] != home:
@@ -79,12 +86,12 @@ class RolloutPool:
             self.sender = None
 
     def close(self) -> None:
-        """End every replica, in peace if it answers and by force otherwise."""
-        calls = [worker.close.remote() for worker in self.workers]
+        """Close every replica, and kill those that do not close in time."""
+        calls = [call(worker, RolloutWorker.close) for worker in self.workers]
         if calls:
-            ray.wait(calls, num_returns=len(calls), timeout=30)
+            ray.wait(calls, num_returns=len(calls), timeout=CLOSE_TIMEOUT_S)
         for worker in self.workers:
-            ray.kill(worker)
+            kill(worker)
         self.workers = []
         self._stop_sender()
 
@@ -99,6 +106,6 @@ class RolloutPool:
 
 
 def is_local(endpoint: str) -> bool:
-    """Whether a server that already runs is on its worker's node; started ones always are."""
+    """Whether an engine runs on its worker's node. Engines that the worker starts have no endpoint and always do."""
     host = urlsplit(endpoint).hostname or "localhost"
     return host == "localhost" or host.startswith("127.") or host == "::1"

@@ -5,10 +5,7 @@ Everything that takes long starts together and is waited for at the end. Importe
 
 from __future__ import annotations
 
-import os
-import secrets
 import shutil
-import tempfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
@@ -27,13 +24,13 @@ from tqppo.errors import PreflightError
 from tqppo.queue.client import Queue
 from tqppo.rollout.pool import RolloutPool
 from tqppo.run import configure
-from tqppo.run.cluster import PUBLISH_PREFIX
 from tqppo.run.compose import Processes, StageGroups, make_stages, make_trainer, validation_task
 from tqppo.run.configure import RunPaths
 from tqppo.run.folder import RunFolder
 from tqppo.run.live import LiveRun, Validator
 from tqppo.run.placement import check_resources, demands, process_shares
 from tqppo.trainers.stages import Clock
+from tqppo.weights import location
 from tqppo.workers.actor import Actor
 from tqppo.workers.compute.worker import Worker
 from tqppo.workers.critic import Critic
@@ -194,13 +191,9 @@ def start_pool(config: Config, paths: RunPaths, queue: Queue, tokenizer: Any, st
 
 
 def publish_folder(stack: ExitStack) -> str:
-    """Where the actor publishes weights: shared memory, named after this process so that a dead run's can be told."""
-    root = Path("/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir())
-    for left in root.glob(f"{PUBLISH_PREFIX}*"):
-        owner = left.name[len(PUBLISH_PREFIX) :].split("-")[0]
-        if owner.isdigit() and not Path(f"/proc/{owner}").exists():
-            shutil.rmtree(left, ignore_errors=True)
-    folder = root / f"{PUBLISH_PREFIX}{os.getpid()}-{secrets.token_hex(3)}"
+    """Where the actor publishes weights; the folders of dead runs are removed first."""
+    location.remove_abandoned()
+    folder = location.new_folder()
     stack.callback(shutil.rmtree, folder, ignore_errors=True)
     return str(folder)
 

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from tqppo.errors import PreflightError
 from tqppo.lifeline import Watcher, descendants
+from tqppo.weights import location
 
 PRIVATE_PREFIX = "tqppo-ray-"
-PUBLISH_PREFIX = "tqppo-weights-"  # of folders in shared memory
 OBJECT_STORE_BYTES = 256 * 1024 * 1024  # enough for metadata; tensors live in tqppo's own storage
 
 
@@ -39,7 +39,7 @@ def ray_cluster(address: str, *, num_cpus: float, object_store_bytes: int, logs:
         return
     _reap_dead_sessions()
     folder = Path(tempfile.mkdtemp(prefix=f"{PRIVATE_PREFIX}{os.getpid()}-"))
-    watcher = Watcher([str(folder), f"/dev/shm/{PUBLISH_PREFIX}{os.getpid()}-*"])
+    watcher = Watcher([str(folder), location.pattern()])
     try:
         ray.init(
             address="local",

@@ -12,7 +12,7 @@ from tqppo.config import facts
 from tqppo.config.sections import Config
 from tqppo.data.prompts import Prompt
 from tqppo.queue.client import Queue
-from tqppo.rollout.worker import Assignment, Probe
+from tqppo.rollout.assignment import Assignment
 from tqppo.run import configure
 from tqppo.trainers.groups import GroupCollector
 from tqppo.trainers.stages import (
@@ -29,6 +29,7 @@ from tqppo.trainers.stages import (
     Stages,
     Trainer,
 )
+from tqppo.weights.verify import Probe
 from tqppo.workers.actor import Actor
 from tqppo.workers.critic import Critic
 from tqppo.workers.process.group import Group

@@ -10,8 +10,8 @@ from tqppo.data.prompts import Prompt, Sampler
 from tqppo.metrics import validation
 from tqppo.protocols import Metrics
 from tqppo.queue.client import Queue
+from tqppo.rollout.assignment import Assignment
 from tqppo.rollout.pool import RolloutPool
-from tqppo.rollout.worker import Assignment
 from tqppo.trainers.stages import Clock, Stages, Trainer
 from tqppo.workers.actor import Actor
 from tqppo.workers.compute.learner import Learner

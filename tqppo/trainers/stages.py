@@ -23,8 +23,9 @@ from tqppo.metrics.files import spread
 from tqppo.protocols import Metrics, WeightSource
 from tqppo.queue.client import Queue
 from tqppo.queue.meta import BatchMeta
-from tqppo.rollout.worker import Assignment, Probe
+from tqppo.rollout.assignment import Assignment
 from tqppo.trainers.groups import GroupCollector
+from tqppo.weights.verify import Probe
 from tqppo.workers.actor import Actor
 from tqppo.workers.critic import Critic
 from tqppo.workers.process.group import Group

@@ -1,38 +1,40 @@
-"""Weights published on another node, copied into this node's shared memory for engines that load files."""
+"""Copies of weights that were published on another node, for engines that load files. The rollout worker owns them."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import shutil
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 
 from tqppo.protocols import WeightSender, WeightSource
-from tqppo.run.cluster import PUBLISH_PREFIX
+from tqppo.reaper import Claim, claim
+from tqppo.weights import location
+from tqppo.weights.space import allocate
 
-PIECE_BYTES = 64 * 1024**2  # of one object in Ray's store
+PIECE_BYTES = 64 * 1024**2  # one object in Ray's store
 
 
 class Copies:
-    """The newest two, as the publisher keeps them: a folder stays as it is until two later ones are here."""
+    """The newest two versions, in this node's shared memory. A folder stays unchanged until two later ones exist."""
 
     def __init__(self) -> None:
-        self._root: Path | None = None
+        self._claim: Claim | None = None
         self._folders: list[Path] = []
 
     async def fetch(self, source: WeightSource, sender: WeightSender) -> WeightSource:
-        if self._root is None:
-            shared = "/dev/shm" if os.path.isdir("/dev/shm") else None
-            self._root = Path(tempfile.mkdtemp(prefix=f"{PUBLISH_PREFIX}{os.getpid()}-", dir=shared))
-        draft = self._root / "draft"
+        """Copy the source's folder here and return a source that any process of this node can read."""
+        if self._claim is None:
+            location.remove_abandoned()
+            self._claim = claim(location.new_folder())
+        draft = self._claim.folder / "draft"
         if len(self._folders) >= 2:
-            os.rename(self._folders.pop(0), draft)  # its pages are written again
+            os.rename(self._folders.pop(0), draft)  # reuses its pages
         draft.mkdir(exist_ok=True)
         for name, size in (await sender.files(source.folder)).items():
             await self._copy(source, sender, draft / name, size)
-        folder = self._root / f"v{source.version}"
+        folder = self._claim.folder / f"v{source.version}"
         if folder in self._folders:  # the same version again, after a resume within one process
             self._folders.remove(folder)
             shutil.rmtree(folder)
@@ -41,18 +43,18 @@ class Copies:
         return replace(source, folder=str(folder), node="", sender=None)
 
     async def _copy(self, source: WeightSource, sender: WeightSender, to: Path, size: int) -> None:
-        with open(to, "r+b" if to.exists() else "w+b") as file:
-            file.truncate(size)
-            begins = range(0, size, PIECE_BYTES)
+        allocate(to, size)
+        begins = range(0, size, PIECE_BYTES)
+        with to.open("r+b") as file:
             coming = [asyncio.ensure_future(sender.read(source.folder, to.name, b, PIECE_BYTES)) for b in begins[:1]]
             for begin in begins:
                 piece = await coming.pop()
-                if begin + PIECE_BYTES < size:  # the next piece travels while this one is written
+                if begin + PIECE_BYTES < size:  # fetch the next piece while this one is written
                     following = sender.read(source.folder, to.name, begin + PIECE_BYTES, PIECE_BYTES)
                     coming.append(asyncio.ensure_future(following))
                 await asyncio.to_thread(file.write, piece.data)
 
     def close(self) -> None:
-        if self._root is not None:
-            shutil.rmtree(self._root, ignore_errors=True)
-            self._root, self._folders = None, []
+        if self._claim is not None:
+            self._claim.release()
+            self._claim, self._folders = None, []

@@ -1,14 +1,17 @@
-"""safetensors files written tensor by tensor through a memory map: no second copy of the model, pages reused.
+"""safetensors files: written tensor by tensor through a memory map, and read through one.
 
-Sharded tensors are made whole by a collective as their turn comes, so every rank walks through the
-file and only one of them writes it.
+Writing needs no second copy of the model and reuses the pages of an existing file. A sharded tensor is gathered by a
+collective when it is written, so every rank walks through the file and only one of them has a path to write to.
 """
 
 from __future__ import annotations
 
 import json
+import mmap
+import os
+import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +19,10 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-DTYPES = {  # as the file's header calls them
+from tqppo.weights.space import allocate
+
+MODEL_FILE = "model.safetensors"
+DTYPES = {  # by their names in a file's header
     "F64": torch.float64,
     "F32": torch.float32,
     "F16": torch.float16,
@@ -31,7 +37,7 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One tensor to write: what it looks like, and how to get it when its turn comes."""
+    """One tensor to write: its name, type and shape, and a function that returns it when it is written."""
 
     name: str
     dtype: torch.dtype
@@ -48,11 +54,11 @@ class Entry:
 
 
 def write(path: Path | None, entries: Sequence[Entry]) -> None:
-    """Write all entries; without a path (on the other ranks) only fetch them, in the same order."""
+    """Write all entries. Without a path, as on all ranks but one, fetch them in the same order and write nothing."""
     entries = sorted(entries, key=lambda entry: (-entry.dtype.itemsize, entry.name))  # aligned without gaps
     header = _header(entries)
     size = len(header) + sum(entry.num_bytes for entry in entries)
-    mapped = None if path is None else _mapped(path, size)
+    mapped = None if path is None else _map_to_write(path, size)
     if mapped is not None:
         mapped[: len(header)] = torch.frombuffer(bytearray(header), dtype=torch.uint8)
     begin = len(header)
@@ -75,18 +81,74 @@ def _header(entries: Sequence[Entry]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def _mapped(path: Path, size: int) -> Tensor:
-    """The file as bytes [size], made or resized if need be; a file of this size keeps its pages."""
-    with open(path, "r+b" if path.exists() else "w+b") as file:
-        file.truncate(size)
+def _map_to_write(path: Path, size: int) -> Tensor:
+    """The file as writable bytes [size], created or resized if necessary."""
+    allocate(path, size)
     return torch.from_file(str(path), shared=True, size=size, dtype=torch.uint8)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One tensor in a file: its type, its shape, and the bytes it occupies."""
+
+    dtype: torch.dtype
+    shape: list[int]
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class MappedFile:
+    """A safetensors file mapped for reading. Tensors point into the file and keep the mapping alive."""
+
+    identity: tuple[int, int, int]  # device, inode, size
+    header: bytes
+    content: mmap.mmap
+    places: dict[str, Place]
+
+    @classmethod
+    def open(cls, path: Path) -> MappedFile:
+        """Raises OSError if the file cannot be mapped, ValueError if it is not a safetensors file."""
+        with path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        header = content[8 : 8 + int.from_bytes(content[:8], "little")]
+        try:
+            places = read_header(header)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"its header is not understood: {error!r}") from error
+        if any(place.end > len(content) for place in places.values()):
+            raise ValueError("it is shorter than its header says")
+        return cls((status.st_dev, status.st_ino, status.st_size), header, content, places)
+
+    def tensor(self, name: str) -> Tensor:
+        place = self.places[name]
+        if place.begin == place.end:
+            return torch.empty(place.shape, dtype=place.dtype)
+        return self.stretch(place.begin, place.end).view(place.dtype).view(place.shape)
+
+    def stretch(self, begin: int, end: int) -> Tensor:
+        """A stretch of the file as bytes [end − begin]."""
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="The given buffer is not writable")  # readers do not write to it
+            return torch.frombuffer(self.content, dtype=torch.uint8, count=end - begin, offset=begin)
+
+
+def read_header(header: bytes) -> dict[str, Place]:
+    """The tensors of a file by name, in the order of their bytes."""
+    start = 8 + len(header)
+    described = {name: each for name, each in json.loads(header).items() if name != "__metadata__"}
+    places = {
+        name: Place(DTYPES[each["dtype"]], each["shape"], *(start + offset for offset in each["data_offsets"]))
+        for name, each in described.items()
+    }
+    return dict(sorted(places.items(), key=lambda item: (item[1].begin, item[1].end)))
 
 
 @contextmanager
 def reading(path: Path) -> Iterator[Callable[[str], Tensor]]:
-    """A function name → tensor over the file, which is mapped, not read as a whole."""
-    with ExitStack() as stack:
-        file = stack.enter_context(safe_open(str(path), framework="pt"))
+    """Yield a function from a tensor's name to a copy of it."""
+    with safe_open(str(path), framework="pt") as file:
         yield file.get_tensor
 
 

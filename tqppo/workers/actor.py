@@ -136,16 +136,16 @@ class Actor(Learner):
     def publish(self, version: int) -> WeightSource:
         """The weights as a Hugging Face folder in shared memory, for engines on this node to map or reload."""
         is_writer = self.ranks.rank == 0
-        source = self.publisher.publish(self._policy(), self.dtype, version, is_writer=is_writer)
+        source = self.publisher.publish(self._policy().causal_lm, self.dtype, version, is_writer=is_writer)
         return replace(source, node=ray.get_runtime_context().get_node_id() if ray.is_initialized() else "")
 
     def export(self, folder: str) -> None:
         """A Hugging Face folder that `AutoModelForCausalLM.from_pretrained` loads; adapters merged."""
         path = Path(folder)
-        entries = weights.entries(self._policy(), self.dtype)
+        entries = weights.entries(self._policy().causal_lm, self.dtype)
         if self.ranks.rank == 0:
             path.mkdir(parents=True, exist_ok=True)
-            weights.save_description(self._policy(), self.spec.model.path, path, self.dtype)
+            weights.save_description(self._policy().causal_lm, self.spec.model.path, path, self.dtype)
         weights.export(path if self.ranks.rank == 0 else None, entries)
 
     def _policy(self) -> PolicyModel:

@@ -5,21 +5,14 @@ The writer may replace the file by renaming another over it, or update it in pla
 
 from __future__ import annotations
 
-import json
-import mmap
-import os
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from tqppo.errors import EngineError
-from tqppo.weights.file import DTYPES
-
-FILE = "model.safetensors"
+from tqppo.weights.file import MODEL_FILE, MappedFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,32 +25,14 @@ class Mapped:
 
 
 def map_file(folder: str) -> Mapped:
-    path = Path(folder) / FILE
+    path = Path(folder) / MODEL_FILE
     try:
-        with path.open("rb") as file:
-            status = os.fstat(file.fileno())
-            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except (OSError, ValueError) as error:
+        mapped = MappedFile.open(path)
+        return Mapped(mapped.identity, mapped.header, {name: mapped.tensor(name) for name in mapped.places})
+    except OSError as error:
         raise EngineError(f"cannot map the weights {path}: {error}") from error
-    try:
-        start = 8 + int.from_bytes(content[:8], "little")
-        header = content[8:start]
-        entries = {name: entry for name, entry in json.loads(header).items() if name != "__metadata__"}
-        tensors = {name: _view(content, start, entry) for name, entry in entries.items()}
-    except (ValueError, KeyError, TypeError, RuntimeError) as error:
+    except (ValueError, RuntimeError) as error:
         raise EngineError(f"{path} is not a readable safetensors file: {error}") from error
-    return Mapped((status.st_dev, status.st_ino, status.st_size), header, tensors)
-
-
-def _view(content: mmap.mmap, start: int, entry: dict[str, Any]) -> Tensor:
-    begin, end = entry["data_offsets"]
-    dtype = DTYPES[entry["dtype"]]
-    if begin == end:
-        return torch.empty(entry["shape"], dtype=dtype)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="The given buffer is not writable")  # nor do we write to it
-        flat = torch.frombuffer(content, dtype=dtype, count=(end - begin) // dtype.itemsize, offset=start + begin)
-    return flat.view(entry["shape"])
 
 
 class Weights:
@@ -100,4 +75,4 @@ class Weights:
             if names
         ]
         if faults:
-            raise EngineError(f"{Path(folder) / FILE} does not fit the model; {'; '.join(faults)}")
+            raise EngineError(f"{Path(folder) / MODEL_FILE} does not fit the model; {'; '.join(faults)}")

@@ -158,7 +158,7 @@ def test_two_actor_ranks_do_what_one_does(spec: RoleSpec, rows: dict[str, Any], 
     spec = replace(spec, policy_loss=loss, features=Features(kl_in_loss=True), publish_dir=str(tmp_path / "weights"))
     queue = Queue.create(budget_bytes=64 << 20)
     batch = put_rows(queue, rows)
-    one = alone(Actor, spec, queue)
+    one = alone(Actor, replace(spec, publish_dir=""), queue)
     bridge.run_columns(one, Actor.old_logprobs, batch)
     expected = queue.get(batch, ["old_logprobs"])
     with running("actor", Actor, 2, spec, queue) as two:

@@ -16,9 +16,9 @@ from tqppo.errors import CheckpointError, PreflightError
 from tqppo.protocols import Metrics
 from tqppo.weights import file as tensorfile
 from tqppo.weights.file import Entry
+from tqppo.weights.shards import like, whole
 from tqppo.workers.compute.microbatch import MicroBatch, Rows
 from tqppo.workers.compute.optimizer import Optimizer, learning_rate
-from tqppo.workers.compute.shards import like, whole
 from tqppo.workers.compute.worker import Worker, followed_by_none, idle_micro_batch
 from tqppo.workers.process.bridge import Columns
 

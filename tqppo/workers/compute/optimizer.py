@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tqppo.workers.compute.shards import is_sharded, whole
+from tqppo.weights.shards import is_sharded, whole
 from tqppo.workers.specs import OptimizerSpec
 
 

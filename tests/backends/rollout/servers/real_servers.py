@@ -34,11 +34,11 @@ from tqppo.contracts.rollout import (
     publish_head,
     request,
 )
-from tqppo.doctor.compare import verify_logprobs
 from tqppo.errors import BackendError, EngineError
 from tqppo.protocols import EngineSpec, WeightSource
 from tqppo.tiny.model import write_tiny_model
 from tqppo.weights.send import Sender, SenderClient
+from tqppo.weights.verify import Probe, verify_logprobs
 
 T = TypeVar("T")
 HOST = """
@@ -135,9 +135,9 @@ def assert_gone(processes: list[psutil.Process], within_s: float = 30.0) -> None
 def test_a_probe_is_scored_as_the_trainer_scores_it_and_old_weights_are_noticed(subject: Subject) -> None:
     probe = prompts(1, longest=40, seed=4)[0]
     expected = subject.logits(probe).log_softmax(-1)[range(len(probe) - 1), probe[1:]].tolist()
-    assert subject.run(verify_logprobs(subject.engine, probe, expected, 1e-4)) <= 1e-4
+    assert subject.run(verify_logprobs(subject.engine, Probe(probe, expected, 1e-4))) <= 1e-4
     with pytest.raises(EngineError, match="does not run the new weights"):
-        subject.run(verify_logprobs(subject.engine, probe, [x - 0.01 for x in expected], 1e-4))
+        subject.run(verify_logprobs(subject.engine, Probe(probe, [x - 0.01 for x in expected], 1e-4)))
 
 
 def test_a_server_that_already_runs_can_be_used_if_it_has_the_model(subject: Subject, tolerance: float) -> None:

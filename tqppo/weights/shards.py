@@ -1,4 +1,4 @@
-"""Tensors that FSDP has spread over the ranks, made whole and back."""
+"""Gathers tensors that FSDP has sharded over the ranks, and shards whole ones again."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ def is_sharded(tensor: Tensor) -> bool:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """All of a tensor that may be sharded; a collective if it is."""
+    """The full tensor, detached. For a sharded tensor this is a collective that every rank must join."""
     tensor = tensor.detach()
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def like(tensor: Tensor, other: Tensor) -> Tensor:
-    """A whole tensor, laid out over ranks as `other` is; no communication."""
+    """A copy of a full tensor, sharded as `other` is; no communication."""
     if not isinstance(other, DTensor):
         return tensor.to(other.device, copy=True)
     mesh = other.device_mesh

@@ -1,0 +1,100 @@
+"""The pool with real Ray actors and the embedded engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import ray
+import torch
+from transformers import AutoModelForCausalLM
+
+from tqppo.data.prompts import Prompt
+from tqppo.errors import DeadlineExceeded, EngineError
+from tqppo.protocols import EngineSpec, Sampling, WeightSource
+from tqppo.queue.client import Queue
+from tqppo.rewards.scorer import ScorerSpec
+from tqppo.rollout.assignment import Assignment
+from tqppo.rollout.pool import RolloutPool, is_local
+from tqppo.rollout.worker import RolloutSpec
+from tqppo.weights.verify import Probe
+
+TOKENS = [1, 2, 3, 4]
+
+
+def prompts(count: int) -> list[tuple[int, Prompt]]:
+    return [(i, Prompt(f"p0-0-{i}", i, [1, 2, 3], "A", "sort", {}, "abc")) for i in range(count)]
+
+
+def task(max_new_tokens: int = 4) -> Assignment:
+    return Assignment(seed=0, step=1, group_size=2, sampling=Sampling(max_new_tokens=max_new_tokens))
+
+
+@pytest.fixture(scope="module")
+def queue(local_ray: None) -> Iterator[Queue]:
+    made = Queue.create("simple", budget_bytes=16 << 20)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def pool(queue: Queue, tiny_model: Path) -> Iterator[RolloutPool]:
+    engine = EngineSpec(model=str(tiny_model), max_context_tokens=64)
+    spec = RolloutSpec("embedded", engine, str(tiny_model), ScorerSpec(function="exact_match"))
+    made = RolloutPool(spec, queue, endpoints=[], replicas=2, timeout_s=120)
+    made.start(cpus=0)
+    made.ready()
+    yield made
+    made.close()
+
+
+def test_every_prompt_is_sampled_once_over_the_replicas(pool: RolloutPool, queue: Queue) -> None:
+    pool.generate(prompts(3), task())
+    markers = queue.list(where={"is_prompt": True})
+    assert sorted(markers.keys) == ["p0-0-0", "p0-0-1", "p0-0-2"]
+    queue.clear(markers)
+    rows = queue.list()
+    assert sorted(rows.keys) == sorted(f"p0-0-{i}_{session}_0" for i in range(3) for session in range(2))
+    queue.clear(rows)
+
+
+def test_weights_that_are_not_the_trainer_s_are_noticed(pool: RolloutPool, tiny_model: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32).eval()
+    with torch.no_grad():
+        logprobs = model(torch.tensor([TOKENS])).logits[0].log_softmax(-1)
+    expected = logprobs[range(3), TOKENS[1:]].tolist()
+    pool.load_weights(WeightSource(str(tiny_model), 1), Probe(TOKENS, expected, 1e-4))
+    with pytest.raises(EngineError, match="does not run the new weights"):
+        pool.load_weights(WeightSource(str(tiny_model), 2), Probe(TOKENS, [0.0, 0.0, 0.0], 1e-4))
+
+
+def test_at_the_deadline_the_missing_prompts_are_named(pool: RolloutPool, queue: Queue) -> None:
+    pool.timeout_s = 0.0
+    try:
+        with pytest.raises(DeadlineExceeded, match=r"1 of 1 prompts are missing: p0-0-0\. Raise rollout.timeout_s"):
+            pool.generate(prompts(1), task(max_new_tokens=40))
+    finally:
+        pool.timeout_s = 120
+    queue.clear(queue.wait(["p0-0-0"], where={"is_prompt": True}))
+    queue.clear(queue.list())
+
+
+def test_a_dead_replica_is_an_engine_error(queue: Queue, tiny_model: Path) -> None:
+    engine = EngineSpec(model=str(tiny_model), max_context_tokens=64)
+    spec = RolloutSpec("embedded", engine, str(tiny_model), ScorerSpec(function="exact_match"))
+    pool = RolloutPool(spec, queue, endpoints=[], replicas=1, timeout_s=60)
+    pool.start(cpus=0)
+    pool.ready()
+    ray.kill(pool.workers[0])
+    with pytest.raises(EngineError, match="the rollout: the process died"):
+        pool.generate(prompts(1), task())
+    pool.close()
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "local"),
+    [("", True), ("http://localhost:8000", True), ("http://127.0.0.1:1", True), ("http://node1:8000", False)],
+)
+def test_only_servers_on_this_node_can_read_its_files(endpoint: str, local: bool) -> None:
+    assert is_local(endpoint) is local

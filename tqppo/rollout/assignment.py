@@ -1,0 +1,25 @@
+"""What a rollout worker is asked to sample. `run` makes one for training and one for validation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tqppo.protocols import Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """How to sample the prompts of one step or of one validation."""
+
+    seed: int
+    step: int
+    group_size: int
+    sampling: Sampling
+    partition: str = "train"
+    greedy: bool = False  # one more session per prompt, at temperature 0: ReMax's baseline, validation's greedy answer
+    keep_tensors: bool = True  # False in validation, which reads tags only
+
+    @property
+    def num_sessions(self) -> int:
+        """Sessions per prompt; the greedy one comes last and has the number `group_size`."""
+        return self.group_size + self.greedy
