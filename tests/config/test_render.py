@@ -12,9 +12,9 @@ import pytest
 from tqppo.config.compile import compile_config
 from tqppo.config.diagnostics import Diagnostic, Span, render_github, render_json, render_text, summary
 from tqppo.config.read.nearest import distance, nearest
+from tqppo.config.schema import settings
 from tqppo.config.show.explain import json_schema
 from tqppo.config.show.keys import all_keys, values_of
-from tqppo.config.show.schema import slots
 
 PROBLEM = Diagnostic("error", "E101", "unknown key a,b: 50%", Span("x.toml", 3, 5, 2, "漢 = ab"), "a", fix="write\nit")
 
@@ -51,8 +51,8 @@ def test_summary_counts_errors_and_warnings() -> None:
 
 def test_completion_reads_the_same_keys_as_pydantic() -> None:
     keys = {key.name: key for key in all_keys()}
-    assert list(keys) == list(slots())
-    for name, slot in slots().items():
+    assert list(keys) == list(settings())
+    for name, slot in settings().items():
         assert keys[name].doc == slot.doc
         choices = ["true", "false"] if slot.choices == (True, False) else [str(each) for each in slot.choices]
         assert [value.strip('[]"') for value in keys[name].values] == choices
@@ -66,7 +66,7 @@ def test_completion_offers_values_after_the_equals_sign() -> None:
 
 
 def test_every_key_is_documented() -> None:
-    assert [key for key, slot in slots().items() if len(slot.doc) < 10] == []
+    assert [key for key, slot in settings().items() if len(slot.doc) < 10] == []
 
 
 def test_schema_documents_every_key_and_forbids_others() -> None:
@@ -100,11 +100,14 @@ from tqppo.config.compile import compile_config
 from tqppo.config.show.explain import explain, json_schema
 from tqppo.config.show.export import origins_json, resolved_toml
 from tqppo.config.plan.plan import make_plan
-from tqppo.config.read.presets import diff_presets, list_presets
+from tqppo.config.read.presets import list_presets
+from tqppo.config.show.difference import diff_presets
+from tqppo.config.plan.text import plan_text
 for preset in list_presets():
     compilation = compile_config(preset.name, [], ["run.seed=1"], {"TQPPO__RUN__MAX_STEPS": "3"})
     assert compilation.ok
-    make_plan(compilation).text(), origins_json(compilation), resolved_toml(compilation), explain(compilation, "mode")
+    plan_text(make_plan(compilation)), origins_json(compilation), resolved_toml(compilation.draft)
+    explain(compilation, "mode")
 json_schema(), diff_presets("quickstart", "ppo-tiny")
 import tqppo.doctor.probe
 heavy = [name for name in ("torch", "ray", "transformers", "numpy", "pyarrow") if name in sys.modules]

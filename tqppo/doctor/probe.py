@@ -18,7 +18,7 @@ from tqppo.engines.capabilities import capabilities_of
 from tqppo.errors import TqppoError
 
 if TYPE_CHECKING:
-    from tqppo.config.compile import Compilation
+    from tqppo.config.compilation import Compilation
     from tqppo.config.sections import Config
 
 PACKAGES = {"transferqueue": "transfer_queue", "tensorboard": "tensorboard", "wandb": "wandb", "lora": "peft"}

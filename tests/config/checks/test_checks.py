@@ -12,9 +12,9 @@ from tqppo.config.checks.effect import RULES
 from tqppo.config.compile import compile_config
 from tqppo.config.diagnostics import Diagnostic, render_text
 from tqppo.config.facts import required_multiple
-from tqppo.config.read.foreign import FOREIGN
+from tqppo.config.read.replacements import REPLACEMENTS
+from tqppo.config.schema import section_of, settings
 from tqppo.config.sections import Config
-from tqppo.config.show.schema import section_of, slots
 from tqppo.engines.capabilities import BUILT_IN
 
 
@@ -126,18 +126,18 @@ def test_rules_speak_of_keys_that_exist() -> None:
     for rule in RULES:
         for key in (*rule.keys, *rule.causes):
             section = key.partition(".")[0]
-            assert key in slots() or (key.endswith(".*") and section_of(section)) or key == "mode", key
+            assert key in settings() or (key.endswith(".*") and section_of(section)) or key == "mode", key
 
 
 def test_foreign_names_point_at_keys_that_exist() -> None:
     sections = set(Config.model_fields)
-    assert len(FOREIGN) >= 23
-    for name, known in FOREIGN.items():
-        assert known.here in slots() or known.here in sections or (not known.here and known.why), name
-        assert name not in slots(), f"{name} is a key of ours"
+    assert len(REPLACEMENTS) >= 23
+    for name, known in REPLACEMENTS.items():
+        assert known.key in settings() or known.key in sections or (not known.key and known.hint), name
+        assert name not in settings(), f"{name} is a key of ours"
 
 
-@pytest.mark.parametrize("name", sorted(FOREIGN))
+@pytest.mark.parametrize("name", sorted(REPLACEMENTS))
 def test_every_foreign_name_says_what_replaces_it(name: str) -> None:
     (problem,) = [each for each in found(f"{name}=1") if each.code == "E102"]
     assert problem.fix

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from tqppo.config.checks.registry import Context, check
 from tqppo.config.diagnostics import Diagnostic
 from tqppo.config.facts import data_sources, has_critic, has_policy_loss, has_teachers, is_agent, needs_reference
+from tqppo.config.schema import settings
 from tqppo.config.sections import Config
-from tqppo.config.show.schema import slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,13 +231,13 @@ RULES: tuple[Rule, ...] = (
 
 @check()
 def settings_have_an_effect(context: Context) -> Iterator[Diagnostic]:
-    told: set[str] = set()
+    reported: set[str] = set()
     for rule in RULES:
-        if any(context.in_doubt(cause) for cause in rule.causes) or rule.when(context.config):
+        if any(context.is_unresolved(cause) for cause in rule.causes) or rule.when(context.config):
             continue
         for key in _set_keys(context, rule):
-            if key not in told:
-                told.add(key)
+            if key not in reported:
+                reported.add(key)
                 yield _without_effect(context, rule, key)
 
 
@@ -245,7 +245,7 @@ def _set_keys(context: Context, rule: Rule) -> Iterator[str]:
     """Keys that somebody set to something else than the default."""
     for key in dict.fromkeys(_field_key(key) for key in context.origins):
         covered = any(key == each or (each.endswith(".*") and key.startswith(each[:-1])) for each in rule.keys)
-        if covered and key not in rule.causes and not context.in_doubt(key) and not _is_default(context, key):
+        if covered and key not in rule.causes and not context.is_unresolved(key) and not _is_default(context, key):
             yield key
 
 
@@ -256,8 +256,8 @@ def _field_key(key: str) -> str:
 
 
 def _is_default(context: Context, key: str) -> bool:
-    slot = slots().get(key)
-    return slot is not None and bool(context.value(key) == slot.default)
+    setting = settings().get(key)
+    return setting is not None and bool(context.value(key) == setting.default)
 
 
 def _without_effect(context: Context, rule: Rule, key: str) -> Diagnostic:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from tqppo import columns
 from tqppo.config import facts
 from tqppo.config.facts import context_tokens, has_own_reference, model_shape, required_multiple, rows_per_step
-from tqppo.config.plan.memory import BYTES, Part, Training, engine_memory, size, total, training_memory
+from tqppo.config.plan.memory import BYTES, Part, Training, engine_memory, size, training_memory
 from tqppo.config.plan.shapes import Shape, shape_of
 
 if TYPE_CHECKING:
-    from tqppo.config.compile import Compilation
+    from tqppo.config.compilation import Compilation
     from tqppo.config.sections import Config
 
 _SIZES = {"int64": 8, "int32": 4, "int16": 2, "bool": 1, "float32": 4}
@@ -65,11 +65,6 @@ class Plan:
             role["memory_bytes"] = round(sum(part["num_bytes"] for part in role["memory"]))
         plan["files"] = dict(self.files)
         return plan
-
-    def text(self, *, formulas: bool = False) -> str:
-        from tqppo.config.plan.text import plan_text
-
-        return plan_text(self, formulas=formulas)
 
 
 def make_plan(compilation: Compilation) -> Plan:
@@ -211,7 +206,3 @@ def _files(config: Config, name: str) -> Iterator[tuple[str, str]]:
         shape = model_shape(config)
         weights = f", about {size(shape.parameters * BYTES[_dtype(config)])}" if shape else ""
         yield f"{folder}/export/hf/", f"the final weights as a Hugging Face folder{weights}"
-
-
-def role_total(role: Role) -> str:
-    return size(total(role.memory)) if role.memory else "unknown"
