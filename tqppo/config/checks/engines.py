@@ -6,19 +6,24 @@ from collections.abc import Iterator
 from functools import cache
 
 from tqppo import plugins
+from tqppo.builtin import (
+    AGENTS,
+    DATA_FILES,
+    REWARDS,
+    STORAGES,
+    TASKS,
+    check_task_arguments,
+    task_arguments,
+)
 from tqppo.config.checks.registry import Context, check, nearest_numbers
 from tqppo.config.diagnostics import Diagnostic
 from tqppo.config.facts import data_sources, has_own_reference, learning_roles
 from tqppo.config.read.nearest import did_you_mean, nearest
 from tqppo.config.sections import Config
-from tqppo.data import tasks
 from tqppo.engines.capabilities import BUILT_IN, capabilities_of, instead_of
 from tqppo.errors import TqppoError
 
-AGENTS = ("single_turn", "tools", "rewrite")
-STORAGES = ("simple", "ray", "transferqueue")
 SERVED_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256)
-DATA_FILES = (".jsonl", ".ndjson", ".parquet")
 
 
 @cache
@@ -194,17 +199,17 @@ def data_is_named_rightly(context: Context) -> Iterator[Diagnostic]:
 
 def _data_name(context: Context, key: str, each: str) -> Iterator[Diagnostic]:
     kind, colon, name = each.partition(":")
-    if kind == "task" and colon and name not in tasks.TASKS:
-        close = nearest(name, tasks.TASKS, limit=1)
+    if kind == "task" and colon and name not in TASKS:
+        close = nearest(name, TASKS, limit=1)
         yield context.report(
             "E409",
             f'there is no task called "{name}"',
             (key,),
-            allowed=", ".join(f"task:{known}" for known in tasks.TASKS),
+            allowed=", ".join(f"task:{known}" for known in TASKS),
             fix=f'did you mean "task:{close[0]}"?' if close else "see the README's list of tasks",
         )
     elif each and kind not in ("task", "gym") and not each.endswith(DATA_FILES):
-        fix = f'did you mean "task:{each}"?' if each in tasks.TASKS else "convert it to JSONL or parquet"
+        fix = f'did you mean "task:{each}"?' if each in TASKS else "convert it to JSONL or parquet"
         message = f'{key}: "{each}" is neither a task nor a file that can be read'
         allowed = f"task:NAME, gym:NAME, or a file that ends in {', '.join(DATA_FILES)}"
         yield context.report("E411", message, (key,), found=f'"{each}"', allowed=allowed, fix=fix)
@@ -215,9 +220,9 @@ def task_takes_its_arguments(context: Context) -> Iterator[Diagnostic]:
     config = context.config
     names = [each.partition(":")[2] for each in data_sources(config) if each.startswith("task:")]
     for name in names:
-        if name not in tasks.TASKS or not config.data.task_args:
+        if name not in TASKS or not config.data.task_args:
             continue
-        known = [*tasks.parameters(name), "partial_credit"]
+        known = list(task_arguments(name))
         unknown = [each for each in config.data.task_args if each not in known]
         for each in unknown:
             key, fix = f"data.task_args.{each}", did_you_mean(each, known)
@@ -229,15 +234,13 @@ def task_takes_its_arguments(context: Context) -> Iterator[Diagnostic]:
 
 def _task_values(context: Context, name: str) -> Iterator[Diagnostic]:
     try:
-        tasks.load(name, context.config.data.task_args)
+        check_task_arguments(name, context.config.data.task_args)
     except TqppoError as error:
         yield context.report("E410", str(error), ("data.task_args", "data.train"))
 
 
 @check("reward.function", names=True)
 def reward_exists(context: Context) -> Iterator[Diagnostic]:
-    from tqppo.rewards.functions import BUILT_IN as REWARDS
-
     name = context.config.reward.function
     if name and ":" not in name and name not in REWARDS:
         yield context.report(
