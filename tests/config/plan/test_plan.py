@@ -10,7 +10,7 @@ import pytest
 from tqppo.config.compile import compile_config
 from tqppo.config.plan.memory import Training, adapter_parameters, engine_memory, total, training_memory
 from tqppo.config.plan.plan import Plan, make_plan
-from tqppo.config.plan.shapes import Shape, from_json, shape_of, tiny_shape
+from tqppo.config.plan.shapes import ModelShape, from_json, shape_of, tiny_shape
 from tqppo.config.plan.text import plan_text
 
 
@@ -106,7 +106,7 @@ def test_the_tiny_shape_is_that_of_the_model_that_is_made(tiny_model: Path) -> N
 
 
 def test_lora_trains_only_its_adapter() -> None:
-    shape = Shape(hidden=8, layers=2, heads=2, kv_heads=1, intermediate=16, vocabulary=10, context=64)
+    shape = ModelShape(hidden=8, layers=2, heads=2, kv_heads=1, intermediate=16, vocabulary=10, context=64)
     # q and o: 8 + 8, k and v: 8 + 4, three MLP layers: 8 + 16
     assert adapter_parameters(shape, 4) == 2 * 4 * (2 * 16 + 2 * 12 + 3 * 24)
     parts = {part.name for part in training_memory(shape, Training(1, 64, "bfloat16", lora_rank=4))}

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tqppo.config.checks import algorithm, batch, effect, engines, teachers  # noqa: F401 - importing registers them
+from tqppo.config.checks import (  # noqa: F401 - importing a module registers its checks
+    algorithm,
+    batch,
+    data,
+    devices,
+    effect,
+    engines,
+    lengths,
+    models,
+    schedule,
+    teachers,
+)
 from tqppo.config.checks.registry import CHECKS, Context
 from tqppo.config.compilation import Origins
 from tqppo.config.diagnostics import Diagnostic

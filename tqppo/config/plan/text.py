@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tqppo.config.plan.memory import size, total
-from tqppo.config.plan.plan import Plan, Role
+from tqppo.config.plan.plan import Plan, PlannedRole
 
 
 def plan_text(plan: Plan, *, formulas: bool = False) -> str:
@@ -50,7 +50,7 @@ def _roles(plan: Plan, formulas: bool) -> Iterator[str]:
             yield f"    {part.name:<18} {size(part.num_bytes):>9}  {part.formula}"
 
 
-def role_total(role: Role) -> str:
+def role_total(role: PlannedRole) -> str:
     return size(total(role.memory)) if role.memory else "unknown"
 
 
