@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tqppo.config.compile import Compilation, compile_config
+from tqppo.config.compilation import Compilation
+from tqppo.config.compile import compile_config
 from tqppo.config.diagnostics import render_text
 
 GOLDEN = Path(__file__).parents[1] / "golden"

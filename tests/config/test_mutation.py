@@ -13,7 +13,7 @@ from tqppo.cli import app
 from tqppo.config.compile import compile_config
 from tqppo.config.diagnostics import Span, render_text
 from tqppo.config.read.spans import Document, parse
-from tqppo.config.show.schema import slot_of
+from tqppo.config.schema import setting_of
 from tqppo.engines.capabilities import BUILT_IN
 
 FOLDER = Path(__file__).parents[2] / "presets"
@@ -23,7 +23,7 @@ NAMED = {"rollout.backend", "storage.backend", "rollout.agent", "data.train", "r
 
 def leaf_keys(document: Document) -> list[tuple[str, ...]]:
     """Keys with a value that is no table; entries of inline tables are leaves too."""
-    paths = [path for path in document.at if all(isinstance(part, str) for part in path)]
+    paths = [path for path in document.value_spans if all(isinstance(part, str) for part in path)]
     tables = {path[:n] for path in paths for n in range(1, len(path))}
     return [tuple(map(str, path)) for path in paths if path not in tables]
 
@@ -76,20 +76,20 @@ def test_each_mistake_in_a_preset_is_one_error_on_its_line(path: Path, tmp_path:
 
 
 def mutations(text: str, document: Document, key: tuple[str, ...]) -> list[tuple[str, str, int]]:
-    dotted, at = ".".join(key), document.at[key]
-    slot = slot_of(dotted)
-    assert slot is not None, dotted
+    dotted, at = ".".join(key), document.value_spans[key]
+    setting = setting_of(dotted)
+    assert setting is not None, dotted
     found = []
-    free = slot.is_table  # an entry of a free table: any name is allowed, its task may refuse it
-    name_span = document.keys[key]
+    free = setting.is_table  # an entry of a free table: any name is allowed, its task may refuse it
+    name_span = document.key_spans[key]
     if not free:
         prefix = name_span.text[name_span.column - 1 :][: name_span.width].rpartition(".")[0]
         for typo in typos(key[-1]):
             written = f"{prefix}.{typo}" if prefix else typo
             found.append((f"{dotted} written {typo}", replaced(text, name_span, written), name_span.line))
-    wrong = "[[1]]" if "list" in slot.allowed or "string" in slot.allowed else '"wrong"'
+    wrong = "[[1]]" if "list" in setting.allowed or "string" in setting.allowed else '"wrong"'
     found.append((f"{dotted} = {wrong}", replaced(text, at, wrong), at.line))
-    choices = [str(each) for each in slot.choices if isinstance(each, str)]
+    choices = [str(each) for each in setting.choices if isinstance(each, str)]
     if choices or dotted in NAMED or dotted.endswith(".backend"):
         value = f'"{(choices or list(BUILT_IN))[0]}x"'
         found.append((f"{dotted} = {value}", replaced(text, at, value), at.line))

@@ -1,4 +1,4 @@
-"""What only trying can tell: tokenizer, rows, reward, vocabularies, engines, devices, packages."""
+"""Problems that only show when things are loaded: tokenizer, rows, reward, vocabularies, engines, devices, packages."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_rows_and_reward_of_a_file_are_tried(tmp_path: Path) -> None:
     assert found.span.source == "--set"
 
 
-def test_a_missing_file_and_an_overlong_prompt_are_told(tmp_path: Path) -> None:
+def test_a_missing_file_and_an_overlong_prompt_are_reported(tmp_path: Path) -> None:
     assert codes(probed(f"data.train={tmp_path / 'none.jsonl'}")) == ["E602"]
     assert codes(probed("data.max_prompt_tokens=2")) == ["E602"]
 
@@ -71,12 +71,12 @@ def test_vocabularies_of_student_and_teacher_are_compared(tiny_model: Path, tmp_
     assert codes(probed(*teacher, f"teachers.t.path={other}", "distillation.check_vocabulary=false")) == []
 
 
-def test_a_model_that_is_not_there_is_told_at_its_path(tmp_path: Path) -> None:
+def test_a_model_that_does_not_exist_is_reported_at_its_path(tmp_path: Path) -> None:
     (found,) = probed("model.path=/nowhere/model")
     assert (found.code, found.key) == ("E601", "model.path")
 
 
-def test_engines_that_are_not_there_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_engines_that_do_not_exist_are_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TQPPO_ENGINES", str(tmp_path))
     assert codes(probed("rollout.backend=sglang")) == ["E606"]
     assert codes(probed("rollout.backend=vllm", 'rollout.endpoints=["http://127.0.0.1:9"]')) == ["E606"]
@@ -89,7 +89,7 @@ def test_devices_and_packages_are_counted() -> None:
     assert codes(probed(f"cluster.gpus_per_node={asked}")) == ["E607"]
 
 
-def test_storage_is_compared_with_the_room_there_is(tmp_path: Path) -> None:
+def test_the_storage_budget_is_compared_with_the_free_memory(tmp_path: Path) -> None:
     (found,) = probed("storage.budget_gb=1e9")
     assert found.code == "W610"
     assert codes(probed(f"storage.dir={tmp_path}/none")) == ["E609"]

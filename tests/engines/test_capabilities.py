@@ -8,7 +8,7 @@ import pytest
 
 from tqppo.config.checks.engines import installed
 from tqppo.config.compile import compile_config
-from tqppo.config.show.schema import slots
+from tqppo.config.schema import settings
 from tqppo.engines.capabilities import OURS, OWNED, capabilities_of
 from tqppo.protocols import EngineCapabilities
 
@@ -50,7 +50,7 @@ def test_an_engine_that_nobody_installed_is_unknown() -> None:
 def test_settings_that_are_named_instead_of_an_engines_argument_exist() -> None:
     for backend, owned in OWNED.items():
         for name, setting in owned.items():
-            assert setting == OURS or setting.partition(",")[0] in slots(), (backend, name)
+            assert setting == OURS or setting.partition(",")[0] in settings(), (backend, name)
             found = compile_config(None, [], [f"rollout.backend={backend}", f"rollout.engine_args.{name}=1"], {})
             assert [each.code for each in found.diagnostics] == ["E417"], name
         assert compile_config(None, [], [f"rollout.backend={backend}", "rollout.engine_args.other=1"], {}).ok

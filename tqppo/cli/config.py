@@ -14,9 +14,9 @@ from tqppo.cli.output import emit_json, table
 from tqppo.errors import ConfigError, PreflightError, UsageError
 
 if TYPE_CHECKING:
-    from tqppo.config.compile import Compilation
+    from tqppo.config.compilation import Compilation
     from tqppo.config.diagnostics import Diagnostic
-    from tqppo.config.show.schema import Slot
+    from tqppo.config.schema import Setting
 
 FORMATS = ("text", "json", "github")
 app = typer.Typer(no_args_is_help=True, help="Ask about the config.")
@@ -83,12 +83,13 @@ def _probe(compilation: Compilation) -> list[Diagnostic]:
 
 def _as_text(compilation: Compilation, found: list[Diagnostic], explain: bool, level: int) -> None:
     from tqppo.config.plan.plan import make_plan
+    from tqppo.config.plan.text import plan_text
 
     problems = [*compilation.diagnostics, *found]
     if problems:
         print_diagnostics(problems)
     if compilation.ok and level >= 0:
-        typer.echo(make_plan(compilation).text(formulas=explain).rstrip("\n"))
+        typer.echo(plan_text(make_plan(compilation), formulas=explain).rstrip("\n"))
 
 
 def _as_json(compilation: Compilation, found: list[Diagnostic], explain: bool, level: int) -> None:
@@ -135,13 +136,13 @@ def explain_key(
         raise typer.Exit(ConfigError.exit_code)
 
 
-def _print_section(section: Sequence[Slot], as_json: bool) -> None:
-    from tqppo.config.show.export import toml_value
+def _print_section(section: Sequence[Setting], as_json: bool) -> None:
+    from tqppo.config.values import toml_value
 
     if as_json:
         emit_json([{"key": s.key, "default": s.default, "allowed": s.allowed, "doc": s.doc} for s in section])
         return
-    rows = [[slot.key, "-" if slot.default is None else toml_value(slot.default), slot.doc] for slot in section]
+    rows = [[each.key, "-" if each.default is None else toml_value(each.default), each.doc] for each in section]
     table(["setting", "default", "what it means"], rows)
 
 

@@ -12,7 +12,7 @@ from tqppo.cli.output import emit_json, table
 from tqppo.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
-    from tqppo.config.compile import Compilation
+    from tqppo.config.compilation import Compilation
 
 app = typer.Typer(no_args_is_help=True, help="Look at presets.")
 
@@ -55,7 +55,7 @@ def diff(
     as_json: AsJson = False,
 ) -> None:
     """Print the settings in which two presets differ."""
-    from tqppo.config.read.presets import diff_presets
+    from tqppo.config.show.difference import diff_presets
 
     for name in (first, second):
         _compiled(name)
@@ -96,4 +96,4 @@ def _compiled(name: str) -> Compilation:
 def _resolved(name: str) -> str:
     from tqppo.config.show.export import resolved_toml
 
-    return resolved_toml(_compiled(name))
+    return resolved_toml(_compiled(name).draft)

@@ -41,8 +41,9 @@ def train(
         raise typer.Exit(ConfigError.exit_code)
     if dry_run:
         from tqppo.config.plan.plan import make_plan
+        from tqppo.config.plan.text import plan_text
 
-        typer.echo(make_plan(compilation).text().rstrip("\n"))
+        typer.echo(plan_text(make_plan(compilation)).rstrip("\n"))
         return
     from tqppo.run.start import train as start
 

@@ -1,5 +1,5 @@
-"""The config compiler: from presets, files, environment and `--set` to one frozen `Config`, or all its mistakes.
+"""Compiles presets, files, environment and `--set` arguments into one frozen `Config`, or reports all mistakes.
 
-Nothing here imports torch, ray or transformers, and importing these modules does not import pydantic or tree-sitter
-before a config is compiled.
+Nothing here imports torch, ray or transformers. `show/keys.py` and `read/presets.py`, which Tab needs, do not import
+pydantic or tree-sitter either.
 """

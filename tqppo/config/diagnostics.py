@@ -1,12 +1,12 @@
-"""What the compiler reports: where, what was found, what is allowed, what to write. Three renderings."""
+"""Problems of a config: place, value found, values allowed, fix. Rendered as text, JSON or GitHub annotations."""
 
 from __future__ import annotations
 
 import json
 import unicodedata
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 Severity = Literal["error", "warning"]
 _COLOURS = {"error": "\x1b[1;31m", "warning": "\x1b[1;33m", "bold": "\x1b[1m", "blue": "\x1b[1;34m", "off": "\x1b[0m"}
@@ -30,7 +30,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Diagnostic:
-    """One problem. `notes` say where the other values that it speaks of were set."""
+    """One problem. `notes` show the other settings involved and where they were set."""
 
     severity: Severity
     code: str
@@ -42,22 +42,29 @@ class Diagnostic:
     fix: str = ""
     notes: tuple[str, ...] = ()
 
-    def as_dict(self) -> dict[str, Any]:
-        span = asdict(self.span) if self.span else None
-        place = {"file": None, "line": None, "column": None, "end_column": None, "source": None}
-        if span:
-            end = span["column"] + span["width"]
-            place = {"file": span["source"], "line": span["line"], "column": span["column"]}
-            place |= {"end_column": end, "source": span["text"]}
-        own = {"severity": self.severity, "code": self.code, "key": self.key, "message": self.message}
-        help_ = {"found": self.found, "allowed": self.allowed, "fix": self.fix, "notes": list(self.notes)}
-        return {**own, **place, **help_}
+    def as_dict(self) -> dict[str, object]:
+        span = self.span
+        return {
+            "severity": self.severity,
+            "code": self.code,
+            "key": self.key,
+            "message": self.message,
+            "file": span.source if span else None,
+            "line": span.line if span else None,
+            "column": span.column if span else None,
+            "end_column": span.column + span.width if span else None,
+            "source": span.text if span else None,
+            "found": self.found,
+            "allowed": self.allowed,
+            "fix": self.fix,
+            "notes": list(self.notes),
+        }
 
 
 def in_order(diagnostics: Iterable[Diagnostic]) -> list[Diagnostic]:
-    """Errors first, then by place; the same problem met twice (a base extended twice) is told once."""
+    """Errors first, then by place, without duplicates: a base that is extended twice reports its problems twice."""
 
-    def place(each: Diagnostic) -> tuple[Any, ...]:
+    def place(each: Diagnostic) -> tuple[bool, bool, str, int, str]:
         span = each.span
         return (
             each.severity != "error",
@@ -71,7 +78,7 @@ def in_order(diagnostics: Iterable[Diagnostic]) -> list[Diagnostic]:
 
 
 def render_text(diagnostics: Sequence[Diagnostic], *, color: bool = False) -> str:
-    """For people: each problem with its line and a caret, then how many there are."""
+    """Each problem with its source line and a caret, then the number of errors and warnings."""
     if not diagnostics:
         return ""
     blocks = [_block(each, color) for each in in_order(diagnostics)]
@@ -83,7 +90,7 @@ def render_json(diagnostics: Sequence[Diagnostic]) -> str:
 
 
 def render_github(diagnostics: Sequence[Diagnostic]) -> str:
-    """Workflow commands: GitHub shows them beside the lines of a pull request."""
+    """GitHub workflow commands, shown beside the lines of a pull request."""
     return "".join(_github_line(each) + "\n" for each in in_order(diagnostics))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from math import lcm
 
 from tqppo import dataflow
-from tqppo.config.plan.shapes import Shape, shape_of, tiny_shape
+from tqppo.config.plan.shapes import ModelShape, shape_of, tiny_shape
 from tqppo.config.sections import Config, OptimizerSection
 from tqppo.dataflow import Features, Stage
 
@@ -138,7 +138,7 @@ def horizon(config: Config) -> int:
     return config.algorithm.horizon or config.rollout.max_new_tokens
 
 
-def model_shape(config: Config) -> Shape | None:
+def model_shape(config: Config) -> ModelShape | None:
     model = config.model
     if model.path != "tiny":
         return shape_of(model.path)

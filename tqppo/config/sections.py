@@ -1,7 +1,7 @@
 """Every setting a user can write, with its default and its documentation. Imports no torch.
 
 The string under a field is its documentation: `tqppo config explain` and `tqppo schema` print it.
-Checks that need one section live here; checks across sections live in `checks.py`.
+Types and ranges of single values are declared here; checks across settings are in `checks/`.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class RunSection(Section):
     name: str = ""
     """Folder of the run under `run.dir`. Empty: `<preset>-<model>-<short id>`."""
     dir: str = "runs"
-    """Where run folders are made."""
+    """Folder that holds the run folders."""
     seed: NonNegative = 0
     """The one seed: data order, sampling and initialisation all derive from it."""
     max_steps: Positive = 100
-    """Training steps in all, counted from the very first start (so a resumed run does not add to them)."""
+    """Training steps in total, counted from the first start: resuming a run does not add to them."""
     deterministic: bool = True
     """The same config and seed give the same bytes. The embedded engine then admits requests at barriers."""
     threads: NonNegative = 0
@@ -53,13 +53,13 @@ class ModelSection(Section):
     tokenizer: str = ""
     """Folder or hub name of the tokenizer. Empty: the model's own."""
     trust_remote_code: bool = False
-    """Let the model's repository run its own code here."""
+    """Allow the model's repository to run its own code."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Type of the computation; parameters that learn stay float32. auto: bfloat16 on GPUs, float32 on CPUs."""
+    """Number type of the computation; trained parameters stay float32. auto: bfloat16 on GPUs, float32 on CPUs."""
     attention: Literal["auto", "sdpa", "eager", "flash_attention_2", "flash_attention_3"] = "auto"
     """Attention kernel of `transformers`. auto: flash attention where it is installed with a GPU, else sdpa."""
     lora_rank: NonNegative = 0
-    """Rank of LoRA adapters; 0 trains all weights. The reference is then the actor with its adapter off."""
+    """Rank of LoRA adapters; 0 trains all weights. Without reference.path, the actor minus adapter is the reference."""
     lora_alpha: PositiveFloat = 32.0
     """LoRA scale: updates are multiplied by lora_alpha / lora_rank."""
     lora_targets: list[str] = ["all-linear"]
@@ -91,7 +91,7 @@ class DataSection(Section):
     task_args: dict[str, int | float | str | bool] = {}
     """Arguments of the procedural task, such as `{digits = 4}`."""
     size: Positive = 10_000
-    """Prompts that a procedural task offers (training and held-out prompts never overlap)."""
+    """Number of training prompts of a procedural task; held-out prompts never overlap with them."""
     batch_size: Positive = 32
     """Prompts per step."""
     shuffle: bool = True
@@ -105,11 +105,11 @@ class DataSection(Section):
     answer_key: str = "reward_model.ground_truth"
     """Column with the reference answer; a dot goes into a nested column. TRL files: `answer` or `solution`."""
     source_key: str = "data_source"
-    """Column that names where a row comes from; rewards, validation and teachers are split by it."""
+    """Column with the source of a row; rewards, validation and teachers can differ by source."""
     system_prompt: str = ""
-    """Put before prompts that are plain strings."""
+    """System message for prompts that are plain strings. Empty: none."""
     chat_template: bool = True
-    """Apply the tokenizer's chat template; off: the prompt's text as it is."""
+    """Apply the tokenizer's chat template; off: use the prompt's text unchanged."""
 
 
 class RolloutSection(Section):
@@ -134,7 +134,7 @@ class RolloutSection(Section):
     agent_args: dict[str, Any] = {}
     """Arguments of the agent loop."""
     max_trajectories: Positive = 1
-    """Most trajectories that one session may yield (context rewriting, sub-agents)."""
+    """Largest number of trajectories per session (context rewriting, sub-agents)."""
     replicas: Positive = 1
     """Engine processes; prompts are spread over them by whole groups."""
     max_running: Positive = 256
@@ -148,30 +148,30 @@ class RolloutSection(Section):
     endpoints: list[str] = []
     """Attach to servers that already run, such as `["http://node1:8000"]`, instead of starting them."""
     engine_args: dict[str, Any] = {}
-    """Passed to the engine as they are (vllm, sglang): `{enforce-eager = true}` becomes `--enforce-eager`."""
+    """Further arguments of the engine (vllm, sglang): `{enforce-eager = true}` becomes `--enforce-eager`."""
     host: str = "127.0.0.1"
     """Address that started servers bind to. Anything but loopback makes tqppo require a bearer token."""
     start_timeout_s: PositiveFloat = 600.0
-    """How long an engine may take to become healthy."""
+    """Longest time for an engine to become healthy."""
     request_timeout_s: PositiveFloat = 600.0
-    """How long one request may take."""
+    """Longest time for one request."""
     max_restarts: NonNegative = 3
-    """How often a dead replica is started again before the run ends."""
+    """Number of restarts of a dead replica before the run fails."""
     weight_sync: Literal["auto", "file", "broadcast"] = "auto"
     """How new weights reach engines: as a file, by broadcast (vllm, sglang), or auto: by broadcast between nodes."""
     verify_weights: bool = True
     """After each weight sync, compare the engine's log-probabilities of a probe with the trainer's."""
     timeout_s: PositiveFloat = 1800.0
-    """How long a step waits for its groups; the error names the prompts that are missing."""
+    """Longest time that a step waits for its groups; the error names the missing prompts."""
     on_incomplete_group: Literal["error", "drop", "keep", "refill"] = "error"
-    """When a session fails: stop, leave the group out, train on the rest, or sample another prompt instead."""
+    """When a session fails: stop, drop the group, train on its other sessions, or sample another prompt instead."""
 
 
 class StorageSection(Section):
     backend: str = "simple"
     """Where tensors live between stages: simple (shared memory), ray (object store), transferqueue (extra)."""
     budget_gb: PositiveFloat = 4.0
-    """Bytes per node, in GiB. A put over budget waits, and says who holds what."""
+    """GiB of tensors per node. A put over budget waits for room; its timeout error lists what holds the memory."""
     timeout_s: PositiveFloat = 60.0
     """Deadline of every queue call."""
     dir: str = ""
@@ -208,9 +208,9 @@ class AlgorithmSection(Section):
     entropy_coef: NonNegativeFloat = 0.0
     """Weight of the entropy bonus."""
     kl_reward: Kl = "none"
-    """KL estimator whose value is taken off the token rewards. Needs a reference."""
+    """KL estimator whose value is subtracted from the token rewards. Needs a reference and kl_reward_coef > 0."""
     kl_reward_coef: NonNegativeFloat = 0.0
-    """β of the KL in the reward."""
+    """β of the KL in the reward. 0: no KL in the reward, and no reference for it."""
     kl_controller: Literal["fixed", "adaptive"] = "fixed"
     """Keep β, or steer it towards kl_target."""
     kl_target: PositiveFloat = 0.1
@@ -218,9 +218,9 @@ class AlgorithmSection(Section):
     kl_horizon: Positive = 10_000
     """Rows over which the adaptive controller changes β."""
     kl_loss: Kl = "none"
-    """KL estimator added to the loss. Needs a reference."""
+    """KL estimator added to the loss. Needs a reference and kl_loss_coef > 0."""
     kl_loss_coef: NonNegativeFloat = 0.0
-    """Weight of the KL in the loss."""
+    """Weight of the KL in the loss. 0: no KL in the loss, and no reference for it."""
     old_logprobs: Literal["recompute", "rollout"] = "recompute"
     """Compute the old log-probabilities with the trainer, or take the engine's (one forward less)."""
     correction: Literal["none", "token", "sequence", "icepop"] = "none"
@@ -232,17 +232,17 @@ class AlgorithmSection(Section):
     reject: Literal["none", "token", "seq_mean", "seq_sum", "seq_max"] = "none"
     """Mask tokens or sequences whose engine and trainer log-probabilities are too far apart."""
     reject_threshold: PositiveFloat = 2.0
-    """Largest ratio (or its inverse) that `reject` lets pass."""
+    """Largest ratio (or its inverse) that `reject` keeps."""
     single_session: Literal["zero", "raw"] = "zero"
     """Advantage of a group with one session: 0, or its reward as it is."""
     filter_groups: bool = False
-    """Dynamic sampling: groups whose sessions all have one reward are replaced by new prompts before training."""
+    """Dynamic sampling: groups whose sessions all have the same reward are replaced by new prompts before training."""
     filter_max_rounds: Positive = 4
-    """How many rounds of new prompts dynamic sampling may take in one step."""
+    """Most rounds of new prompts per step, for filter_groups and for rollout.on_incomplete_group = "refill" alike."""
 
 
 class OptimizerSection(Section):
-    """What actor and critic have in common."""
+    """The settings that actor and critic share."""
 
     mini_batch_size: NonNegative = 0
     """Prompts per optimizer step (each counts group_size sessions). 0: the whole batch."""
@@ -265,7 +265,7 @@ class OptimizerSection(Section):
     warmup_steps: NonNegative = 0
     """Steps over which the learning rate rises from 0."""
     min_lr_ratio: Fraction = 0.0
-    """Where linear and cosine schedules end, as a share of lr."""
+    """Final learning rate of linear and cosine schedules, as a share of lr."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
 
@@ -281,14 +281,14 @@ class CriticSection(OptimizerSection):
     path: str = ""
     """Folder or hub name of the critic's model. Empty: model.path, with a fresh value head."""
     value_clip: NonNegativeFloat = 0.5
-    """The value loss ignores changes of a value beyond this. 0 turns clipping off."""
+    """Largest change of a value that the value loss counts. 0 turns clipping off."""
     warmup_only_steps: NonNegative = 0
-    """Steps at the start in which only the critic learns; k means k."""
+    """Number of steps at the start in which only the critic learns."""
 
 
 class ReferenceSection(Section):
     path: str = ""
-    """Folder or hub name of the frozen reference. Empty: the actor as it was at the start (adapter off with LoRA)."""
+    """Folder or hub name of the frozen reference. Empty: the initial model (LoRA: the actor without adapter)."""
     ranks: Positive = 1
     """Worker processes that share the reference."""
     micro_batch_tokens: Positive = 32_768
@@ -303,11 +303,11 @@ class RewardSection(Section):
     workers: NonNegative = 0
     """Processes that score. 0: built-in functions run where the trajectory is made, others in one process."""
     timeout_s: PositiveFloat = 30.0
-    """How long one sample may take."""
+    """Longest time to score one sample."""
     on_error: Literal["error", "zero", "drop_group"] = "error"
-    """When the function raises, or takes too long: stop, score 0, or leave the whole group out."""
+    """When the function raises or takes too long: stop, score 0, or drop the whole group."""
     overlong_buffer: NonNegative = 0
-    """DAPO's soft limit: the last this many tokens before max_new_tokens are penalised. 0 turns it off."""
+    """DAPO's soft limit: number of tokens before max_new_tokens that are penalised. 0 turns it off."""
     overlong_factor: NonNegativeFloat = 1.0
     """Penalty at max_new_tokens."""
 
@@ -327,7 +327,7 @@ class TeacherSection(Section):
     path: str
     """Folder or hub name of the teacher."""
     match: list[str] = []
-    """Values of distillation.route_by that this teacher scores. Empty: all (only with a single teacher)."""
+    """Values of distillation.route_by that this teacher scores. Empty: all, for a single teacher only."""
     backend: str = "embedded"
     """Engine that scores: embedded, vllm or sglang."""
     replicas: Positive = 1
@@ -335,13 +335,13 @@ class TeacherSection(Section):
     tensor_parallel: Positive = 1
     """GPUs per replica."""
     max_context_tokens: NonNegative = 0
-    """Longest sequence it scores. 0: as long as the student's prompt and response, plus one."""
+    """Longest sequence that the teacher scores. 0: the student's prompt and response, plus one token."""
     python: str = ""
     """Interpreter of the engine's own environment."""
     endpoints: list[str] = []
     """Attach to servers that already run."""
     engine_args: dict[str, Any] = {}
-    """Passed to the engine as they are."""
+    """Further arguments of the engine, as in rollout.engine_args."""
 
 
 class DistillationSection(Section):
@@ -373,7 +373,7 @@ class ValidationSection(Section):
     data: str | list[str] = ""
     """Held-out prompts, written like data.train. Empty: the procedural task's held-out part, or none for files."""
     interval: NonNegative = 0
-    """Validate every so many steps; 0: only before training and at the end."""
+    """Steps between validations; 0: only before training and at the end."""
     before_train: bool = True
     """Validate before the first step."""
     num_prompts: Positive = 256
@@ -386,11 +386,11 @@ class ValidationSection(Section):
 
 class CheckpointSection(Section):
     interval: NonNegative = 0
-    """Save every so many steps; 0: only at the end and on a signal."""
+    """Steps between checkpoints; 0: only at the end and on a signal."""
     keep_last: Positive = 2
-    """Newest checkpoints that are kept."""
+    """Number of newest checkpoints to keep."""
     keep_every: NonNegative = 0
-    """Checkpoints at multiples of this are kept for good. 0: none."""
+    """Checkpoints at multiples of this step count are never deleted. 0: none."""
     save_on_exit: bool = True
     """Save at the end and after the first Ctrl-C or SIGTERM."""
     export: bool = True
@@ -399,11 +399,11 @@ class CheckpointSection(Section):
 
 class LoggingSection(Section):
     trackers: list[Literal["tensorboard", "wandb"]] = []
-    """Where metrics go besides metrics.jsonl."""
+    """Further destinations of the metrics, besides metrics.jsonl."""
     project: str = "tqppo"
     """Project name for wandb."""
     trajectories: NonNegative = 0
-    """Write the step's trajectories every so many steps. 0: never."""
+    """Steps between two that write their trajectories. 0: never."""
 
 
 class ClusterSection(Section):
@@ -420,12 +420,12 @@ class ClusterSection(Section):
 
 
 class Config(Section):
-    """One run, whole."""
+    """All settings of a run."""
 
     mode: Mode = "grpo"
     """What to train with: ppo (critic, GAE), grpo (groups of sessions), distill (on-policy distillation)."""
     run: RunSection = RunSection()
-    """Name, place, seed and length of the run."""
+    """Name, folder, seed and length of the run."""
     model: ModelSection = ModelSection()
     """The model that learns."""
     warm_start: WarmStartSection = WarmStartSection()

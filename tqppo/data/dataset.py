@@ -14,6 +14,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Protocol, TypeGuard
 
+from tqppo.builtin import DATA_FILES
 from tqppo.data import tasks
 from tqppo.errors import DataError, PreflightError, UsageError
 
@@ -176,7 +177,7 @@ def read_file(path: Path, keys: Keys) -> Dataset:
         return ParquetRows(path, keys)
     if path.suffix in (".jsonl", ".ndjson"):
         return JsonRows(path, keys)
-    raise DataError(f"data file {path}: expected .jsonl, .ndjson or .parquet")
+    raise DataError(f"data file {path}: expected {', '.join(DATA_FILES[:-1])} or {DATA_FILES[-1]}")
 
 
 class JsonRows:

@@ -11,7 +11,8 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from tqppo.errors import DataError, UsageError
+from tqppo import builtin
+from tqppo.errors import DataError
 
 HELD_OUT_SHARE = 0.2
 MAX_DRAWS = 1000  # a part of the split that needs more draws than this counts as empty
@@ -54,7 +55,7 @@ def is_held_out(canonical: str) -> bool:
     return int.from_bytes(digest, "big") < HELD_OUT_SHARE * 2**64
 
 
-def sort(*, digits: int = 4) -> Callable[[random.Random], Problem]:
+def sort(*, digits: int) -> Callable[[random.Random], Problem]:
     """`3142` → `1234`. Held out by multiset: no ordering of a held-out multiset is ever trained on."""
 
     def draw(rng: random.Random) -> Problem:
@@ -65,7 +66,7 @@ def sort(*, digits: int = 4) -> Callable[[random.Random], Problem]:
     return draw
 
 
-def reverse(*, length: int = 4, letters: str = "abcdefghij") -> Callable[[random.Random], Problem]:
+def reverse(*, length: int, letters: str) -> Callable[[random.Random], Problem]:
     """`abcd` → `dcba`. A word and its mirror image are one problem."""
 
     def draw(rng: random.Random) -> Problem:
@@ -75,7 +76,7 @@ def reverse(*, length: int = 4, letters: str = "abcdefghij") -> Callable[[random
     return draw
 
 
-def add(*, digits: int = 2) -> Callable[[random.Random], Problem]:
+def add(*, digits: int) -> Callable[[random.Random], Problem]:
     """`12+34=` → `46`. Both orders of the summands are one problem."""
 
     def draw(rng: random.Random) -> Problem:
@@ -85,7 +86,7 @@ def add(*, digits: int = 2) -> Callable[[random.Random], Problem]:
     return draw
 
 
-def arithmetic(*, terms: int = 3, largest: int = 9, operators: str = "+-*") -> Callable[[random.Random], Problem]:
+def arithmetic(*, terms: int, largest: int, operators: str) -> Callable[[random.Random], Problem]:
     """`3*4-5=` → `7`, with the usual precedence."""
 
     def draw(rng: random.Random) -> Problem:
@@ -97,7 +98,7 @@ def arithmetic(*, terms: int = 3, largest: int = 9, operators: str = "+-*") -> C
     return draw
 
 
-def count(*, length: int = 8, letters: str = "abc") -> Callable[[random.Random], Problem]:
+def count(*, length: int, letters: str) -> Callable[[random.Random], Problem]:
     """`b:abcabb` → `3`: the number of times that the letter before the colon occurs after it."""
 
     def draw(rng: random.Random) -> Problem:
@@ -107,7 +108,7 @@ def count(*, length: int = 8, letters: str = "abc") -> Callable[[random.Random],
     return draw
 
 
-def maximum(*, numbers: int = 3, digits: int = 2) -> Callable[[random.Random], Problem]:
+def maximum(*, numbers: int, digits: int) -> Callable[[random.Random], Problem]:
     """`17 4 56` → `56`. Held out by the numbers, in any order."""
 
     def draw(rng: random.Random) -> Problem:
@@ -141,28 +142,8 @@ REWARDS = {False: "exact_match", True: "partial_match"}
 
 def load(name: str, arguments: Mapping[str, object] | None = None) -> Task:
     """Make a task. `partial_credit = true` rewards the share of right characters instead of all or nothing."""
-    if name not in TASKS:
-        raise UsageError(f"there is no task called {name!r}; tasks: {', '.join(TASKS)}")
     given = dict(arguments or {})
-    _check(name, given)
+    builtin.check_task_arguments(name, given)
     partial = bool(given.pop("partial_credit", False))
-    return Task(name, TASKS[name](**given), REWARDS[partial], tuple(sorted(given.items())))
-
-
-def parameters(name: str) -> dict[str, int | str]:
-    """The arguments of a task and their defaults."""
-    return dict(TASKS[name].__kwdefaults__ or {})
-
-
-def _check(name: str, given: Mapping[str, object]) -> None:
-    allowed: dict[str, object] = {**parameters(name), "partial_credit": False}
-    for key, value in given.items():
-        if key not in allowed:
-            raise UsageError(f"task {name!r} has no argument {key!r}; arguments: {', '.join(allowed)}")
-        if type(value) is not type(allowed[key]):
-            wanted = type(allowed[key]).__name__
-            raise UsageError(f"task {name!r}: {key} = {value!r} should be of type {wanted}, such as {allowed[key]!r}")
-        if isinstance(value, int) and not isinstance(value, bool) and value < 1:
-            raise UsageError(f"task {name!r}: {key} = {value} should be at least 1")
-        if value == "":
-            raise UsageError(f"task {name!r}: {key} must not be empty")
+    draw = TASKS[name](**{**builtin.TASKS[name], **given})
+    return Task(name, draw, REWARDS[partial], tuple(sorted(given.items())))

@@ -1,6 +1,7 @@
-"""`validate-config --probe`: tries the parts that only trying can tell. Imports heavy things, inside functions.
+"""`validate-config --probe`: loads what a config names, and reports what this machine lacks.
 
-Tokenizer, two dataset rows, the reward function on them, the teachers' vocabularies, engines, devices, packages.
+It loads the tokenizer and two dataset rows, scores them, compares the teachers' vocabularies, and looks for engines,
+devices and packages. Heavy imports happen inside functions.
 """
 
 from __future__ import annotations
@@ -10,25 +11,32 @@ import shutil
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol
 
 from tqppo.config.checks.registry import Context
 from tqppo.config.diagnostics import Diagnostic, in_order
+from tqppo.config.facts import has_teachers
 from tqppo.engines.capabilities import capabilities_of
 from tqppo.errors import TqppoError
 
 if TYPE_CHECKING:
-    from tqppo.config.compile import Compilation
-    from tqppo.config.sections import Config
+    from tqppo.config.compilation import Compilation
+    from tqppo.data.prompts import Prompt
 
 PACKAGES = {"transferqueue": "transfer_queue", "tensorboard": "tensorboard", "wandb": "wandb", "lora": "peft"}
 HEALTH_TIMEOUT_S = 5.0
 
 
-def probe(target: Compilation | Config) -> list[Diagnostic]:
-    """Everything that is missing, in one go. Errors here are the machine's, not the config's: exit code 4."""
-    config: Any = getattr(target, "draft", target)
-    context = Context(config, getattr(target, "origins", {}))
+class Tokenizer(Protocol):
+    """The part of a `transformers` tokenizer that is used here."""
+
+    def get_vocab(self) -> dict[str, int]: ...
+
+
+def probe(compilation: Compilation) -> list[Diagnostic]:
+    """All problems at once. They concern the machine, not the config, and give exit code 4."""
+    config = compilation.draft
+    context = Context(config, compilation.origins)
     found = [*_packages(context), *_engines(context), *_devices(context), *_shared_memory(context)]
     tokenizer, problems = _tokenizer(context, "model.tokenizer" if config.model.tokenizer else "model.path")
     found += problems
@@ -37,8 +45,8 @@ def probe(target: Compilation | Config) -> list[Diagnostic]:
     return in_order(found)
 
 
-def _tokenizer(context: Context, key: str) -> tuple[Any, list[Diagnostic]]:
-    """The tokenizer of a model path; None and a problem when it cannot be loaded."""
+def _tokenizer(context: Context, key: str) -> tuple[Tokenizer | None, list[Diagnostic]]:
+    """The tokenizer of a model path, or None and a problem if it cannot be loaded."""
     path = context.value(key)
     if path == "tiny":
         from tqppo.tiny.model import byte_tokenizer
@@ -57,20 +65,20 @@ def _tokenizer(context: Context, key: str) -> tuple[Any, list[Diagnostic]]:
         return None, [context.report("E601", f"{path} cannot be loaded: {why}", (key,), fix=fix)]
 
 
-def _tried(context: Context, code: str, key: str, attempt: Callable[[], Iterator[Diagnostic]]) -> list[Diagnostic]:
-    """What an attempt reports; an error that tqppo explains becomes a problem of the key."""
+def _attempt(context: Context, code: str, key: str, attempt: Callable[[], Iterator[Diagnostic]]) -> list[Diagnostic]:
+    """The problems that an attempt reports. A TqppoError becomes a problem of the key."""
     try:
         return list(attempt())
     except TqppoError as error:
         return [context.report(code, str(error), (key,))]
 
 
-def _data(context: Context, tokenizer: Any) -> list[Diagnostic]:
+def _data(context: Context, tokenizer: Tokenizer) -> list[Diagnostic]:
     from tqppo.data import prompts
 
     config = context.config
     spec = prompts.DataSpec.of(config.data)
-    samples: list[Any] = []
+    samples: list[Prompt] = []
 
     def rows() -> Iterator[Diagnostic]:
         loaded = prompts.load(spec, tokenizer, seed=config.run.seed)
@@ -83,14 +91,14 @@ def _data(context: Context, tokenizer: Any) -> list[Diagnostic]:
         prompts.load(spec, tokenizer, seed=config.run.seed, held_out=True, sources=config.validation.data).first(2)
         yield from ()
 
-    found = _tried(context, "E602", "data.train", rows)
+    found = _attempt(context, "E602", "data.train", rows)
     if config.validation.data:
-        found += _tried(context, "E602", "validation.data", held_out)
-    return found + _tried(context, "E603", "reward.function", lambda: _rewards(context, samples))
+        found += _attempt(context, "E602", "validation.data", held_out)
+    return found + _attempt(context, "E603", "reward.function", lambda: _rewards(context, samples))
 
 
-def _rewards(context: Context, samples: list[Any]) -> Iterator[Diagnostic]:
-    """The reference answer itself should score; when it scores 0, the answer or the function is the wrong one."""
+def _rewards(context: Context, samples: list[Prompt]) -> Iterator[Diagnostic]:
+    """Scores the reference answers. One that scores 0 points to a wrong answer column or a wrong function."""
     from tqppo.rewards.scorer import Scorer, ScorerSpec
 
     config = context.config
@@ -103,7 +111,7 @@ def _rewards(context: Context, samples: list[Any]) -> Iterator[Diagnostic]:
             elif reward.score <= 0:
                 yield context.report(
                     "W604",
-                    f"the reference answer of {each.uid} itself scores {reward.score:g}: nothing could score well",
+                    f"the reference answer of {each.uid} scores only {reward.score:g}, so no response can score well",
                     ("reward.function", "data.answer_key"),
                     found=f"answer {str(each.answer)[:60]!r} of source {each.source!r}",
                     fix="check reward.function and data.answer_key",
@@ -112,11 +120,9 @@ def _rewards(context: Context, samples: list[Any]) -> Iterator[Diagnostic]:
         scorer.close()
 
 
-def _vocabularies(context: Context, tokenizer: Any) -> Iterator[Diagnostic]:
+def _vocabularies(context: Context, tokenizer: Tokenizer) -> Iterator[Diagnostic]:
     config, own = context.config, tokenizer.get_vocab()
-    if config.mode != "distill":
-        return
-    for name in config.teachers:
+    for name in config.teachers if has_teachers(config) else ():
         other, problems = _tokenizer(context, f"teachers.{name}.path")
         yield from problems
         if other is None or not config.distillation.check_vocabulary:
@@ -136,14 +142,14 @@ def _vocabularies(context: Context, tokenizer: Any) -> Iterator[Diagnostic]:
 def _engines(context: Context) -> Iterator[Diagnostic]:
     config = context.config
     wanted = [("rollout", config.rollout.backend, config.rollout.python, config.rollout.endpoints)]
-    if config.mode == "distill":
+    if has_teachers(config):
         wanted += [(f"teachers.{name}", t.backend, t.python, t.endpoints) for name, t in config.teachers.items()]
     for section, backend, python, endpoints in wanted:
         able = capabilities_of(backend)
         if endpoints:
             yield from _servers(context, section, endpoints)
         elif able is not None and able.needs_environment:
-            yield from _tried(context, "E606", f"{section}.backend", partial(_interpreter, backend, python))
+            yield from _attempt(context, "E606", f"{section}.backend", partial(_interpreter, backend, python))
 
 
 def _interpreter(backend: str, python: str) -> Iterator[Diagnostic]:
@@ -173,7 +179,7 @@ def _servers(context: Context, section: str, endpoints: list[str]) -> Iterator[D
 def _devices(context: Context) -> Iterator[Diagnostic]:
     config = context.config
     if config.cluster.address or not config.cluster.gpus_per_node:
-        return  # a cluster's devices are counted when the run joins it
+        return  # the devices of a cluster are counted when the run joins it
     import torch
 
     here = torch.cuda.device_count()

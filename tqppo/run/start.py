@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tqppo.config.compile import Compilation, compile_config
+from tqppo.config.compilation import Compilation
+from tqppo.config.compile import compile_config
 from tqppo.config.diagnostics import render_text
 from tqppo.config.sections import Config
 from tqppo.config.show.export import flat, origins_json, resolved_toml
@@ -52,7 +53,7 @@ def train(compilation: Compilation, *, verbosity: int = 0) -> int:
     refuse_what_is_not_there(config, compilation.name)
     trackers.check(config.logging.trackers)
     folder = new_run(Path(config.run.dir), config.run.name, preset=compilation.name, model=config.model.path)
-    folder.config.write_text(resolved_toml(compilation))
+    folder.config.write_text(resolved_toml(compilation.draft))
     folder.origins.write_text(origins_json(compilation))
     return Attempt(config, folder, None, verbosity).run()
 

@@ -8,13 +8,15 @@ import pytest
 
 from tqppo.config import facts
 from tqppo.config.checks.columns import missing_columns
+from tqppo.config.checks.devices import gpu_needs
 from tqppo.config.checks.effect import RULES
+from tqppo.config.checks.registry import CHECKS, nearest_numbers
+from tqppo.config.checks.run import run_checks
 from tqppo.config.compile import compile_config
 from tqppo.config.diagnostics import Diagnostic, render_text
 from tqppo.config.facts import required_multiple
-from tqppo.config.read.foreign import FOREIGN
+from tqppo.config.schema import section_of, settings
 from tqppo.config.sections import Config
-from tqppo.config.show.schema import section_of, slots
 from tqppo.engines.capabilities import BUILT_IN
 
 
@@ -126,25 +128,11 @@ def test_rules_speak_of_keys_that_exist() -> None:
     for rule in RULES:
         for key in (*rule.keys, *rule.causes):
             section = key.partition(".")[0]
-            assert key in slots() or (key.endswith(".*") and section_of(section)) or key == "mode", key
-
-
-def test_foreign_names_point_at_keys_that_exist() -> None:
-    sections = set(Config.model_fields)
-    assert len(FOREIGN) >= 23
-    for name, known in FOREIGN.items():
-        assert known.here in slots() or known.here in sections or (not known.here and known.why), name
-        assert name not in slots(), f"{name} is a key of ours"
-
-
-@pytest.mark.parametrize("name", sorted(FOREIGN))
-def test_every_foreign_name_says_what_replaces_it(name: str) -> None:
-    (problem,) = [each for each in found(f"{name}=1") if each.code == "E102"]
-    assert problem.fix
+            assert key in settings() or (key.endswith(".*") and section_of(section)) or key == "mode", key
 
 
 @pytest.mark.parametrize("mode", ["ppo", "grpo", "distill"])
-def test_every_mode_makes_the_columns_that_it_reads(mode: str) -> None:
+def test_every_mode_writes_the_columns_that_it_reads(mode: str) -> None:
     sets = [f"mode={mode}", *(["teachers.t.path=t"] if mode == "distill" else [])]
     config = compile_config(None, [], sets, {})
     assert missing_columns(config.draft) == []
@@ -178,3 +166,67 @@ def test_an_array_of_teacher_tables_says_how_to_write_them(tmp_path: Path) -> No
     path.write_text('mode = "distill"\n[[teachers]]\nkey = "math"\n')
     (problem,) = compile_config(None, [path], environ={}).diagnostics
     assert (problem.code, problem.fix) == ("E107", "write [teachers.NAME], one table per teacher")
+
+
+def test_rounds_of_new_prompts_bound_filtering_and_refilling_alike() -> None:
+    assert codes("algorithm.filter_max_rounds=2") == ["E303"]
+    assert codes("algorithm.filter_max_rounds=2", "algorithm.filter_groups=true") == []
+    assert codes("algorithm.filter_max_rounds=2", "rollout.on_incomplete_group=refill") == []
+
+
+def test_a_kl_without_weight_has_no_effect_and_needs_no_reference() -> None:
+    assert codes("algorithm.kl_loss=k3") == ["W306"]
+    assert codes("algorithm.kl_reward=k1") == ["W306"]
+    assert codes("algorithm.kl_loss=k3", "reference.path=base") == ["E303", "W306"]
+    assert codes("algorithm.kl_loss=k3", "algorithm.kl_loss_coef=0.01", "reference.path=base") == []
+    assert codes("mode=distill", "teachers.t.path=t", "algorithm.kl_loss=k3") == ["E303"]
+
+
+def test_a_reference_of_its_own_has_an_effect_with_lora() -> None:
+    sets = ["model.lora_rank=8", "algorithm.kl_loss=k3", "algorithm.kl_loss_coef=0.01"]
+    assert codes(*sets, "reference.path=base", "reference.ranks=2") == []
+    config = compile_config(None, [], [*sets, "reference.path=base"], {}).draft
+    assert facts.has_own_reference(config)
+    assert gpu_needs(config)["reference.ranks"] == 1
+    assert not facts.has_own_reference(compile_config(None, [], sets, {}).draft)
+
+
+@pytest.mark.parametrize(
+    ("sets", "code"),
+    [
+        (("data.train=sort",), "E411"),
+        (("data.train=[]",), "E409"),
+        (("data.train=task:sort", "data.task_args.digits=0"), "E410"),
+        (("reward.function=gsm8",), "E416"),
+        (("rollout.agent=tool",), "E408"),
+        (("actor.warmup_steps=100",), "W312"),
+        (("checkpoint.interval=10", "checkpoint.keep_every=15"), "E414"),
+        (("reward.overlong_buffer=256",), "E209"),
+        (("model.num_heads=3",), "E210"),
+        (("mode=ppo", "model.path=Qwen/Qwen2.5-7B", "critic.path=meta-llama/Llama-3.1-8B"), "E211"),
+        (("storage.budget_gb=0.0001",), "W212"),
+        (("rollout.group_size=1", "mode=ppo", "algorithm.filter_groups=true"), "E415"),
+        (("rollout.backend=vllm", "run.deterministic=true"), "W403"),
+        (("rollout.backend=vllm", 'rollout.endpoints=["http://a:1"]', "rollout.replicas=2"), "E404"),
+    ],
+)
+def test_each_mistake_has_its_code(sets: tuple[str, ...], code: str) -> None:
+    assert codes(*sets) == [code]
+
+
+def test_every_check_reads_settings_that_exist() -> None:
+    for each in CHECKS:
+        for key in each.reads:
+            assert key in settings() or section_of(key.removesuffix(".*")), (each.function.__name__, key)
+
+
+def test_a_check_is_skipped_while_a_key_that_it_reads_is_unresolved() -> None:
+    config = Config.model_validate({"data": {"batch_size": 24}, "actor": {"mini_batch_size": 32}})
+    assert [each.code for each in run_checks(config, {}, frozenset())] == ["E202"]
+    for unresolved in ("data.batch_size", "actor.*", "*"):
+        assert run_checks(config, {}, frozenset({unresolved})) == []
+
+
+def test_the_nearest_working_numbers_are_below_and_above() -> None:
+    assert nearest_numbers(10, lambda n: n % 4 == 0, at_most=20) == "8 or 12"
+    assert nearest_numbers(10, lambda n: n % 4 == 0, at_most=11) == "8"

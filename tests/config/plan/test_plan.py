@@ -10,7 +10,8 @@ import pytest
 from tqppo.config.compile import compile_config
 from tqppo.config.plan.memory import Training, adapter_parameters, engine_memory, total, training_memory
 from tqppo.config.plan.plan import Plan, make_plan
-from tqppo.config.plan.shapes import Shape, from_json, shape_of, tiny_shape
+from tqppo.config.plan.shapes import ModelShape, from_json, shape_of, tiny_shape
+from tqppo.config.plan.text import plan_text
 
 
 def plan_of(preset: str, *sets: str) -> Plan:
@@ -73,7 +74,7 @@ def test_known_names_have_the_published_number_of_parameters(name: str, billions
 def test_an_unknown_name_gives_no_estimate_and_says_so() -> None:
     plan = plan_of("grpo-7b", "model.path=somebody/new-model")
     assert plan.parameters is None
-    assert "not a known name" in plan.text()
+    assert "not a known name" in plan_text(plan)
 
 
 def test_a_folder_is_read_from_its_config_json(tmp_path: Path) -> None:
@@ -105,7 +106,7 @@ def test_the_tiny_shape_is_that_of_the_model_that_is_made(tiny_model: Path) -> N
 
 
 def test_lora_trains_only_its_adapter() -> None:
-    shape = Shape(hidden=8, layers=2, heads=2, kv_heads=1, intermediate=16, vocabulary=10, context=64)
+    shape = ModelShape(hidden=8, layers=2, heads=2, kv_heads=1, intermediate=16, vocabulary=10, context=64)
     # q and o: 8 + 8, k and v: 8 + 4, three MLP layers: 8 + 16
     assert adapter_parameters(shape, 4) == 2 * 4 * (2 * 16 + 2 * 12 + 3 * 24)
     parts = {part.name for part in training_memory(shape, Training(1, 64, "bfloat16", lora_rank=4))}
@@ -141,6 +142,6 @@ def test_the_plan_says_what_is_written_where() -> None:
 
 def test_formulas_are_shown_on_request_and_the_plan_is_data() -> None:
     plan = plan_of("grpo-7b")
-    assert "4·N/r = 4 × 7,615,487,488 / 8" in plan.text(formulas=True)
-    assert "4·N/r" not in plan.text()
+    assert "4·N/r = 4 × 7,615,487,488 / 8" in plan_text(plan, formulas=True)
+    assert "4·N/r" not in plan_text(plan)
     assert json.loads(json.dumps(plan.as_dict()))["rows"] == 1024

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tqppo.config.compile import Compilation, compile_config
+from tqppo.config.compilation import Compilation
+from tqppo.config.compile import compile_config
 from tqppo.config.diagnostics import render_text
 from tqppo.config.show.explain import explain
 from tqppo.config.show.export import origins_json

@@ -9,7 +9,8 @@ import pytest
 
 from tqppo.config.compile import compile_config
 from tqppo.config.diagnostics import render_text
-from tqppo.config.read.presets import diff_presets, find_preset, list_presets, preset_header
+from tqppo.config.read.presets import find_preset, list_presets, preset_header
+from tqppo.config.show.difference import diff_presets
 from tqppo.config.show.export import flat_toml, resolved_toml
 
 FOLDER = Path(__file__).parents[3] / "presets"
@@ -38,7 +39,7 @@ def test_preset_opens_with_what_it_shows_what_it_needs_and_the_command(name: str
 @pytest.mark.parametrize("name", NAMES)
 def test_resolved_toml_reproduces_the_config(name: str, tmp_path: Path) -> None:
     original = compile_config(name, [], ["run.seed=7"], {})
-    (tmp_path / "resolved.toml").write_text(resolved_toml(original), encoding="utf-8")
+    (tmp_path / "resolved.toml").write_text(resolved_toml(original.draft), encoding="utf-8")
     again = compile_config(None, [tmp_path / "resolved.toml"], environ={})
     assert again.ok, render_text(again.diagnostics)
     assert again.draft == original.draft
@@ -50,7 +51,7 @@ def test_a_changed_preset_still_resolves_to_one_consistent_file(name: str, chang
     changed = compile_config(name, [], [change], {})
     if not changed.ok:  # such as grpo-settings that PPO refuses: the user is told
         return
-    (tmp_path / "resolved.toml").write_text(resolved_toml(changed), encoding="utf-8")
+    (tmp_path / "resolved.toml").write_text(resolved_toml(changed.draft), encoding="utf-8")
     again = compile_config(None, [tmp_path / "resolved.toml"], environ={})
     assert again.ok, render_text(again.diagnostics)
     assert again.draft == changed.draft
@@ -59,7 +60,7 @@ def test_a_changed_preset_still_resolves_to_one_consistent_file(name: str, chang
 def test_resolved_toml_survives_strings_that_need_care(tmp_path: Path) -> None:
     awkward = 'a "quoted" \\ path\n\tand é 漢 🙂'
     original = compile_config(None, [], [f"data.system_prompt={awkward}", "data.task_args={digits = 5}"], {})
-    (tmp_path / "r.toml").write_text(resolved_toml(original), encoding="utf-8")
+    (tmp_path / "r.toml").write_text(resolved_toml(original.draft), encoding="utf-8")
     assert compile_config(None, [tmp_path / "r.toml"], environ={}).draft == original.draft
 
 
@@ -96,7 +97,7 @@ def test_difference_of_two_presets_names_keys_and_values() -> None:
 
 
 def test_flat_values_are_toml() -> None:
-    flat = flat_toml(compile_config("distill-7b", environ={}))
+    flat = flat_toml(compile_config("distill-7b", environ={}).draft)
     assert flat["teachers.math.match"] == '["openai/gsm8k"]'
     assert flat["rollout.endpoints"] == "[]"
     assert flat["run.deterministic"] == "false"

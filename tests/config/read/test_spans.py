@@ -81,7 +81,7 @@ def leaves(path: tuple[Any, ...], value: Any) -> list[tuple[tuple[Any, ...], Any
 
 def spelled(document: Document, path: tuple[Any, ...]) -> str:
     """The text that a value's span covers."""
-    span = document.at[path]
+    span = document.value_spans[path]
     lines = document.text.split("\n")
     start = sum(len(line) + 1 for line in lines[: span.line - 1]) + span.column - 1
     return document.text[start : start + span.width]
@@ -101,13 +101,13 @@ def test_spans_and_values_agree_on_any_document(text: str) -> None:
     assert document.problems == []
     for path, value in leaves((), expected):
         assert parse_value(spelled(document, path)) == value
-        key = document.keys.get(path) if isinstance(path[-1], str) else None
+        key = document.key_spans.get(path) if isinstance(path[-1], str) else None
         assert key is None or key.text == document.line(key.line)
 
 
 def test_a_key_is_found_under_its_header_with_its_column() -> None:
     document = parse('[actor]\n  lr = 1e-3 # é\r\n[teachers."a b"]\nmatch = ["é", "x"]\n', "f.toml")
-    lr, second = document.keys["actor", "lr"], document.at["teachers", "a b", "match", 1]
+    lr, second = document.key_spans["actor", "lr"], document.value_spans["teachers", "a b", "match", 1]
     assert (lr.line, lr.column, lr.width, lr.text) == (2, 3, 2, "  lr = 1e-3 # é")
     assert (second.line, second.column, second.width) == (4, 15, 3)
 

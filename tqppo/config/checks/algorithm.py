@@ -1,4 +1,4 @@
-"""Contradictions in the algorithm, and columns that a stage reads but no earlier stage makes."""
+"""Settings of the algorithm do not contradict each other, and every column is written before it is read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tqppo.config.diagnostics import Diagnostic
 
 
 @check("mode", "algorithm.*", "reward_model.path", "distillation.*", "teachers.*")
-def columns_are_made_before_they_are_read(context: Context) -> Iterator[Diagnostic]:
+def columns_are_written_before_they_are_read(context: Context) -> Iterator[Diagnostic]:
     for gap in missing_columns(context.config):
         yield context.report(
             gap.code,
@@ -28,7 +28,7 @@ def ppo_uses_its_critic(context: Context) -> Iterator[Diagnostic]:
     if facts.has_critic(config) and config.algorithm.advantage != "gae":
         yield context.report(
             "E302",
-            f"mode ppo trains a critic, and {config.algorithm.advantage} would not use it",
+            f"mode {config.mode} trains a critic, and {config.algorithm.advantage} would not use it",
             ("algorithm.advantage", "mode"),
             allowed='algorithm.advantage = "gae" in mode ppo',
             fix='delete algorithm.advantage, or use mode = "grpo"',
@@ -68,7 +68,7 @@ def topk_losses_are_supervised(context: Context) -> Iterator[Diagnostic]:
     if facts.has_teachers(context.config) and section.loss.endswith("_topk") and section.update == "policy_gradient":
         yield context.report(
             "W311",
-            f"{section.loss} sums over tokens that were not sampled: a crude advantage for the one that was",
+            f"{section.loss} sums over tokens that were not sampled, which is a poor advantage for the sampled one",
             ("distillation.update", "distillation.loss"),
             fix='set distillation.update = "supervised", or distillation.loss = "k1"',
         )
@@ -76,15 +76,16 @@ def topk_losses_are_supervised(context: Context) -> Iterator[Diagnostic]:
 
 @check("mode", "algorithm.*", "distillation.task_reward")
 def kl_has_a_weight(context: Context) -> Iterator[Diagnostic]:
-    algorithm = context.config.algorithm
-    for name in ("kl_reward", "kl_loss"):
+    config, algorithm = context.config, context.config.algorithm
+    in_use = {"kl_reward": facts.kl_in_reward(config), "kl_loss": facts.kl_in_loss(config)}
+    for name, is_used in in_use.items():
         coefficient = f"algorithm.{name}_coef"
-        if getattr(algorithm, name) == "none" or context.value(coefficient) > 0:
+        if is_used or context.value(f"algorithm.{name}") == "none" or not facts.has_policy_loss(config):
             continue
         if name == "kl_reward" and algorithm.kl_controller == "adaptive":
             yield context.report(
                 "E307",
-                "an adaptive β that starts at 0 stays 0: the controller multiplies",
+                "an adaptive β that starts at 0 stays 0: the controller multiplies it",
                 (coefficient, "algorithm.kl_controller"),
                 allowed="above 0",
                 fix=f"set {coefficient} = 0.001",
@@ -92,7 +93,7 @@ def kl_has_a_weight(context: Context) -> Iterator[Diagnostic]:
         else:
             yield context.report(
                 "W306",
-                f"{name} has a weight of 0: a forward of the reference at each step, for a metric only",
+                f"{name} has no effect: its weight {name}_coef is 0",
                 (f"algorithm.{name}", coefficient),
                 fix=f'set {coefficient} = 0.001, or {name} = "none"',
             )
@@ -116,22 +117,8 @@ def correction_band_is_open(context: Context) -> Iterator[Diagnostic]:
     if algorithm.correction == "icepop" and algorithm.correction_floor >= algorithm.correction_cap:
         yield context.report(
             "E309",
-            "icepop keeps weights between floor and cap, and nothing is between these",
+            "icepop keeps weights between floor and cap, and this floor is not below the cap",
             ("algorithm.correction_floor", "algorithm.correction_cap"),
             allowed=f"a floor below {algorithm.correction_cap:g}",
             fix="set algorithm.correction_floor = 0.5 and algorithm.correction_cap = 2.0",
         )
-
-
-@check("run.max_steps", "actor.warmup_steps", "critic.warmup_steps", "critic.warmup_only_steps", "mode")
-def warm_ups_end(context: Context) -> Iterator[Diagnostic]:
-    steps = context.config.run.max_steps
-    for key in ("actor.warmup_steps", "critic.warmup_steps", "critic.warmup_only_steps"):
-        if context.value(key) >= steps and (facts.has_critic(context.config) or key.startswith("actor")):
-            yield context.report(
-                "W312",
-                f"the warm-up of {context.value(key)} steps does not end within a run of {steps}",
-                (key, "run.max_steps"),
-                allowed=f"less than {steps}",
-                fix=f"set {key} = {steps // 10}",
-            )

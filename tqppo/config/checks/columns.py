@@ -1,4 +1,4 @@
-"""Columns that a stage reads and no earlier stage writes, with the settings that ask for them."""
+"""Finds columns that a stage reads and no earlier stage writes, with the settings that cause it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tqppo.config.sections import Config
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """A column that a stage reads and no earlier one makes; the keys that ask for it, and a way out."""
+    """A column that `reader` reads and no earlier stage writes. `keys` cause it, `fix` avoids it."""
 
     code: str
     reader: str
@@ -23,7 +23,7 @@ class Gap:
 
 
 def missing_columns(config: Config) -> list[Gap]:
-    """Each column once, at the first stage that misses it."""
+    """Every missing column once, at the first stage that reads it."""
     features = facts.features(config)
     made: set[str] = set()
     gaps: dict[str, Gap] = {}
@@ -44,7 +44,7 @@ def _gap(reader: str, name: str, config: Config) -> Gap:
             "E301",
             "the advantage estimator gae",
             name,
-            f"no stage makes in mode {config.mode}: it comes from a critic",
+            f"no stage writes in mode {config.mode}: it comes from a critic",
             ("algorithm.advantage", "mode"),
             'gae in mode "ppo"; grpo, dr_grpo, rloo, … elsewhere',
             'set mode = "ppo", or algorithm.advantage = "grpo"',
@@ -54,9 +54,9 @@ def _gap(reader: str, name: str, config: Config) -> Gap:
             "E310",
             "algorithm.filter_groups",
             name,
-            "is made only after the groups have been chosen (by the reward_model stage)",
+            "the reward_model stage writes only after the groups are chosen",
             ("algorithm.filter_groups", "reward_model.path"),
             "dynamic sampling with a reward function",
-            "set algorithm.filter_groups = false, or take reward_model.path out",
+            "set algorithm.filter_groups = false, or delete reward_model.path",
         )
-    return Gap("E310", reader, name, "no earlier stage makes", ("mode",), "", "")
+    return Gap("E310", reader, name, "no earlier stage writes", ("mode",), "", "")

@@ -1,7 +1,7 @@
-"""Settings that would have no effect: errors, because whoever wrote one believes that it does something.
+"""Settings that would have no effect are errors: the user who sets one expects it to do something.
 
-Only a warning where the setting came first, and a later layer turned off what it belongs to
-(a preset, then `--set mode=grpo`).
+They are only warnings where a later layer turned off what the setting belongs to, as `--set mode=grpo` does after a
+preset for ppo.
 """
 
 from __future__ import annotations
@@ -11,14 +11,24 @@ from dataclasses import dataclass
 
 from tqppo.config.checks.registry import Context, check
 from tqppo.config.diagnostics import Diagnostic
-from tqppo.config.facts import data_sources, has_critic, has_policy_loss, has_teachers, is_agent, needs_reference
+from tqppo.config.facts import (
+    data_sources,
+    has_critic,
+    has_policy_loss,
+    has_teachers,
+    is_agent,
+    needs_reference,
+)
+from tqppo.config.schema import settings
 from tqppo.config.sections import Config
-from tqppo.config.show.schema import slots
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Keys (`section.*` for all of a section) that matter only when `when` holds; `causes` are the keys it reads."""
+    """Keys (`section.*` for all of a section) that have an effect only when `when` holds.
+
+    `causes` are the keys that `when` reads, `because` says why there is no effect, `fix` how to get one.
+    """
 
     keys: tuple[str, ...]
     when: Callable[[Config], bool]
@@ -123,10 +133,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         ("algorithm.filter_max_rounds",),
-        lambda c: c.algorithm.filter_groups,
-        "filter_groups is off",
-        ("algorithm.filter_groups",),
-        "set algorithm.filter_groups = true",
+        lambda c: c.algorithm.filter_groups or c.rollout.on_incomplete_group == "refill",
+        'filter_groups is off, and on_incomplete_group is not "refill"',
+        ("algorithm.filter_groups", "rollout.on_incomplete_group"),
+        'set algorithm.filter_groups = true, or rollout.on_incomplete_group = "refill"',
     ),
     Rule(
         ("algorithm.advantage", "algorithm.kl_reward", "algorithm.kl_loss", "algorithm.entropy_coef"),
@@ -138,21 +148,21 @@ RULES: tuple[Rule, ...] = (
     Rule(
         ("distillation.coef",),
         has_policy_loss,
-        "without the task's reward there is nothing to weigh it against",
+        "without the task's reward the distillation loss is the only one",
         ("distillation.task_reward", "mode"),
         "set distillation.task_reward = true",
     ),
     Rule(
         ("distillation.top_k",),
         lambda c: not has_teachers(c) or c.distillation.loss.endswith("_topk"),
-        "only the top-k losses compare top-k distributions",
+        "only the top-k losses use it",
         ("distillation.loss", "mode"),
         'set distillation.loss = "forward_kl_topk"',
     ),
     Rule(
         (*_TINY, "warm_start.*"),
         lambda c: c.model.path == "tiny",
-        "it is about the tiny model, and model.path names another",
+        "it configures the tiny model, and model.path names another one",
         ("model.path",),
         'set model.path = "tiny"',
     ),
@@ -187,7 +197,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         ("data.task_args", "data.size"),
         lambda c: any(each.startswith(("task:", "gym:")) for each in data_sources(c)),
-        "only procedural tasks have arguments and a size, and data.train names files",
+        "only procedural tasks have arguments and a size, and data.train names no task",
         ("data.train",),
         'set data.train = "task:sort"',
     ),
@@ -231,43 +241,43 @@ RULES: tuple[Rule, ...] = (
 
 @check()
 def settings_have_an_effect(context: Context) -> Iterator[Diagnostic]:
-    told: set[str] = set()
+    reported: set[str] = set()
     for rule in RULES:
-        if any(context.in_doubt(cause) for cause in rule.causes) or rule.when(context.config):
+        if any(context.is_unresolved(cause) for cause in rule.causes) or rule.when(context.config):
             continue
         for key in _set_keys(context, rule):
-            if key not in told:
-                told.add(key)
+            if key not in reported:
+                reported.add(key)
                 yield _without_effect(context, rule, key)
 
 
 def _set_keys(context: Context, rule: Rule) -> Iterator[str]:
-    """Keys that somebody set to something else than the default."""
+    """The rule's keys that a layer sets to something other than the default."""
     for key in dict.fromkeys(_field_key(key) for key in context.origins):
         covered = any(key == each or (each.endswith(".*") and key.startswith(each[:-1])) for each in rule.keys)
-        if covered and key not in rule.causes and not context.in_doubt(key) and not _is_default(context, key):
+        if covered and key not in rule.causes and not context.is_unresolved(key) and not _is_default(context, key):
             yield key
 
 
 def _field_key(key: str) -> str:
-    """An entry of a free table stands for the table: data.task_args.digits for data.task_args."""
+    """The key of the setting; for an entry such as data.task_args.digits, the key of its free table."""
     parts = key.split(".")
     return ".".join(parts[: 3 if parts[0] == "teachers" else 2])
 
 
 def _is_default(context: Context, key: str) -> bool:
-    slot = slots().get(key)
-    return slot is not None and bool(context.value(key) == slot.default)
+    setting = settings().get(key)
+    return setting is not None and bool(context.value(key) == setting.default)
 
 
 def _without_effect(context: Context, rule: Rule, key: str) -> Diagnostic:
     cause = max(rule.causes, key=context.layer)
     overtaken = context.layer(cause) > context.layer(key)
-    diagnostic = context.report(
+    advice = f"no change needed if {cause} is right; otherwise" if overtaken else "delete it, or"
+    return context.report(
         "W303" if overtaken else "E303",
         f"{key} has no effect: {rule.because}",
         (key, *(each for each in rule.causes if context.origin(each))),
-        fix=f"delete it, or {rule.fix}" if not overtaken else f"leave it, if {cause} is as you want it; or {rule.fix}",
+        fix=f"{advice} {rule.fix}",
         on_key=True,
     )
-    return diagnostic

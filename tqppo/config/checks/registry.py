@@ -1,37 +1,37 @@
-"""Checks across sections: each names the keys that it reads, and is skipped when one of them is in doubt."""
+"""How a check across sections is written: `@check` registers it, a `Context` gives it the config and reports problems.
+
+A check names the keys that it reads, and is skipped while the value of one of them is unresolved.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from tqppo.config.compilation import Origin, Origins
 from tqppo.config.diagnostics import Diagnostic, Severity, Span
-from tqppo.config.read.judge import shown
 from tqppo.config.sections import Config
-
-if TYPE_CHECKING:
-    from tqppo.config.compile import Origin
-
-Origins = Mapping[str, tuple["Origin", ...]]
+from tqppo.config.values import brief_toml
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """The whole config, and who set what."""
+    """The config, where its values come from, and the keys whose values are not known."""
 
     config: Config
     origins: Origins
-    doubtful: frozenset[str] = frozenset()
+    unresolved: frozenset[str] = frozenset()  # keys, `section.*` for whole sections, `*` for everything
 
     def value(self, key: str) -> Any:
+        """The value of a dotted key."""
         found: Any = self.config
         for part in key.split("."):
             found = found[part] if isinstance(found, dict) else getattr(found, part)
         return found
 
     def origin(self, key: str) -> Origin | None:
-        """Who set the key last; of a free table, who set one of its entries last. None: the default holds."""
+        """Where the key, or an entry of the free table that it is, was set last. None: the default holds."""
         own = self.origins.get(key)
         if own:
             return own[-1]
@@ -39,12 +39,16 @@ class Context:
         return max(inside, key=lambda each: each.layer, default=None)
 
     def layer(self, key: str) -> int:
+        """The layer that set the key last; -1: the default holds."""
         origin = self.origin(key)
         return origin.layer if origin else -1
 
-    def in_doubt(self, key: str) -> bool:
+    def is_unresolved(self, key: str) -> bool:
+        """Whether the value of a key, or of any key of `section.*`, is not known."""
         section = key.partition(".")[0]
-        return bool({key, f"{section}.*", "*"} & self.doubtful)
+        if {key, f"{section}.*", "*"} & self.unresolved:
+            return True
+        return key.endswith(".*") and any(each.startswith(key[:-1]) for each in self.unresolved)
 
     def report(
         self,
@@ -57,13 +61,15 @@ class Context:
         fix: str = "",
         on_key: bool = False,
     ) -> Diagnostic:
-        """A problem of several keys, shown where the first of them stands, or, if that holds its default, where
-        the one that was set last does; the others go into notes. Codes that begin with W are warnings."""
+        """A problem of several keys. Codes that begin with W are warnings.
+
+        The place is that of the first key or, if that has its default, of the key set last. Notes show the others.
+        """
         severity: Severity = "warning" if code.startswith("W") else "error"
         main = max(keys, key=self.layer) if self.layer(keys[0]) < 0 else keys[0]
-        notes = tuple(f"{key} = {shown(self.value(key))} ({self._place(key)})" for key in keys if key != main)
+        notes = tuple(f"{key} = {brief_toml(self.value(key))} ({self._place(key)})" for key in keys if key != main)
         span = self._span(main, on_key)
-        found = found or f"{main} = {shown(self.value(main))}"
+        found = found or f"{main} = {brief_toml(self.value(main))}"
         if span is None:
             found += " (default)"
         return Diagnostic(severity, code, message, span, main, found, allowed, fix, notes)
@@ -78,45 +84,31 @@ class Context:
 
 
 Check = Callable[[Context], Iterator[Diagnostic]]
-_CHECKS: list[tuple[bool, tuple[str, ...], Check]] = []
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredCheck:
+    """A check, the keys it reads, and whether it looks up a name (a back end, a task) rather than a combination."""
+
+    function: Check
+    reads: tuple[str, ...]
+    is_lookup: bool
+
+
+CHECKS: list[RegisteredCheck] = []
 
 
 def check(*reads: str, names: bool = False) -> Callable[[Check], Check]:
-    """Registers a check. `section.*` stands for all keys of a section. Checks of `names` (is there such a back end,
-    such a task) come first; a key with a wrong name is in doubt for the others."""
+    """Registers a check. `section.*` stands for all keys of a section.
+
+    Checks with `names=True` look up names and run first. A key with an unknown name is unresolved for the others.
+    """
 
     def register(function: Check) -> Check:
-        _CHECKS.append((names, reads, function))
+        CHECKS.append(RegisteredCheck(function, reads, names))
         return function
 
     return register
-
-
-def run_checks(config: Config, origins: Origins, doubtful: frozenset[str]) -> list[Diagnostic]:
-    from tqppo.config.checks import algorithm as check_algorithm  # noqa: F401
-    from tqppo.config.checks import batch as check_batch  # noqa: F401
-    from tqppo.config.checks import effect as check_effect  # noqa: F401
-    from tqppo.config.checks import engines as check_engines  # noqa: F401
-    from tqppo.config.checks import teachers as check_teachers  # noqa: F401
-
-    found = list(_run(Context(config, origins, doubtful), names=True))
-    doubtful |= {each.key for each in found}
-    return [*found, *_run(Context(config, origins, doubtful), names=False)]
-
-
-def _run(context: Context, *, names: bool) -> Iterator[Diagnostic]:
-    for is_name, reads, function in _CHECKS:
-        if is_name == names and not _any_doubt(context, reads):
-            yield from function(context)
-
-
-def _any_doubt(context: Context, reads: tuple[str, ...]) -> bool:
-    for key in reads:
-        if context.in_doubt(key):
-            return True
-        if key.endswith(".*") and any(each.startswith(key[:-1]) for each in context.doubtful):
-            return True
-    return False
 
 
 def nearest_numbers(wanted: int, works: Callable[[int], bool], *, at_most: int) -> str:

@@ -1,4 +1,4 @@
-"""Teachers: that there are some, that each sample has exactly one, that their pool adds up, that they can score."""
+"""Distillation has teachers, each sample has exactly one, their pool adds up, and their engines can score."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_SCANNED_BYTES = 64 * 1024 * 1024
 
 
 def pool(config: Config) -> dict[str, TeacherSection]:
-    """The teachers that need devices of the pool: those that do not attach to servers."""
+    """The teachers that need devices of the pool, because they do not attach to running servers."""
     return {name: each for name, each in config.teachers.items() if not each.endpoints}
 
 
@@ -84,7 +84,7 @@ def _pool_fix(config: Config, needed: int, size: int) -> str:
 
 @check("mode", "teachers.*", "distillation.*")
 def replicas_stay_on_their_nodes(context: Context) -> Iterator[Diagnostic]:
-    """The pool is dealt out in order; a replica must not touch more nodes than its size needs."""
+    """Replicas get the pool's GPUs in order, and none may span more nodes than its size needs."""
     config, per_node = context.config, context.config.distillation.gpus_per_node
     if not has_teachers(config) or not per_node:
         return
@@ -104,7 +104,7 @@ def _straddles(context: Context, name: str, replica: int, start: int) -> Diagnos
     last = start + size - 1
     return context.report(
         "E504",
-        f"replica {replica} of teacher {name} would lie on nodes {start // per_node} and {last // per_node}",
+        f"replica {replica} of teacher {name} would span nodes {start // per_node} and {last // per_node}",
         (f"teachers.{name}.tensor_parallel", "distillation.gpus_per_node"),
         found=f"GPUs {start} to {last} of the pool, with {per_node} per node",
         allowed=f"a replica of {size} GPUs on {ceil(size / per_node)} node(s)",
@@ -148,7 +148,7 @@ def _teacher_features(context: Context, name: str) -> Iterator[Diagnostic]:
         key = f"teachers.{name}.{field}"
         yield context.report(
             "E402",
-            f"{key}: the engine {teacher.backend} has no such thing",
+            f"{key}: the engine {teacher.backend} does not have this feature",
             (key, f"teachers.{name}.backend"),
             allowed="with vllm or sglang",
             fix=f'delete {key}, or set teachers.{name}.backend = "vllm"',
@@ -156,8 +156,8 @@ def _teacher_features(context: Context, name: str) -> Iterator[Diagnostic]:
     for argument in teacher.engine_args:
         if instead_of(teacher.backend, argument):
             key = f"teachers.{name}.engine_args.{argument}"
-            message = f"teachers.{name}.engine_args: tqppo itself sets the {argument} of {teacher.backend}"
-            fix = f"delete it: what a teacher can be told stands in [teachers.{name}]"
+            message = f"teachers.{name}.engine_args: tqppo sets {argument} of {teacher.backend} itself"
+            fix = f"delete it: the settings of a teacher are those of [teachers.{name}]"
             yield context.report("E417", message, (key,), found=argument, fix=fix, on_key=True)
 
 
@@ -215,7 +215,7 @@ def routes_are_unambiguous(context: Context) -> Iterator[Diagnostic]:
     for value in (value for value, n in counts.items() if n > 1):
         keys = [f"teachers.{name}.match" for name, teacher in config.teachers.items() if value in teacher.match]
         message = f'"{value}" is routed to {len(keys)} teachers'
-        fix = "leave it with one of them"
+        fix = "keep it in the match of one of them"
         yield context.report("E509", message, keys[::-1], allowed="one teacher per value", fix=fix)
 
 
@@ -239,7 +239,7 @@ def every_source_has_a_teacher(context: Context) -> Iterator[Diagnostic]:
 
 
 def routing_values(config: Config) -> set[str]:
-    """Values of the routing column, as far as they can be read here: tasks, and files that are not huge."""
+    """Values of the routing column, from tasks and from files up to MAX_SCANNED_BYTES."""
     values: set[str] = set()
     for source in data_sources(config):
         path = Path(source).expanduser()
@@ -265,7 +265,7 @@ def _file_values(path: Path, column: str) -> set[str]:
             try:
                 row = json.loads(line)
             except ValueError:
-                continue  # the dataset's own reader tells of broken lines, with their numbers
+                continue  # loading the dataset reports broken lines with their numbers
             if isinstance(row, dict) and column in row:
                 found.add(str(row[column]))
     return found
@@ -273,7 +273,7 @@ def _file_values(path: Path, column: str) -> set[str]:
 
 @check("mode", "teachers.*", "model.*", "distillation.check_vocabulary")
 def vocabularies_agree(context: Context) -> Iterator[Diagnostic]:
-    """What sizes tell without loading a tokenizer; `--probe` compares the tokenizers themselves."""
+    """Compares the sizes of vocabularies, without loading a tokenizer. `--probe` compares the tokenizers themselves."""
     config, own = context.config, model_shape(context.config)
     if not has_teachers(config) or own is None or not config.distillation.check_vocabulary:
         return
@@ -282,7 +282,7 @@ def vocabularies_agree(context: Context) -> Iterator[Diagnostic]:
         if other is not None and abs(other.vocabulary - own.vocabulary) > 1024:
             yield context.report(
                 "E511",
-                f"teacher {name} knows {other.vocabulary} tokens and the student {own.vocabulary}: two tokenizers",
+                f"teacher {name} has {other.vocabulary} tokens and the student {own.vocabulary}: two tokenizers",
                 (f"teachers.{name}.path", "model.path"),
                 allowed="a teacher with the student's vocabulary",
                 fix="choose a teacher of the student's family, or set distillation.check_vocabulary = false",

@@ -1,4 +1,4 @@
-"""What a run would do, before it does it: rows and updates per step, roles with devices and memory, files."""
+"""The plan of a run before it starts: rows and updates per step, roles with devices and memory, files."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from typing import TYPE_CHECKING, Any
 from tqppo import columns
 from tqppo.config import facts
 from tqppo.config.facts import context_tokens, has_own_reference, model_shape, required_multiple, rows_per_step
-from tqppo.config.plan.memory import BYTES, Part, Training, engine_memory, size, total, training_memory
-from tqppo.config.plan.shapes import Shape, shape_of
+from tqppo.config.plan.memory import BYTES, MemoryPart, Training, engine_memory, size, training_memory
+from tqppo.config.plan.shapes import ModelShape, shape_of
 
 if TYPE_CHECKING:
-    from tqppo.config.compile import Compilation
+    from tqppo.config.compilation import Compilation
     from tqppo.config.sections import Config
 
 _SIZES = {"int64": 8, "int32": 4, "int16": 2, "bool": 1, "float32": 4}
 
 
 @dataclass(frozen=True, slots=True)
-class Role:
-    """A group of processes of one kind. `memory` is of one process, or one GPU of it; empty when not known."""
+class PlannedRole:
+    """The processes of one role. `memory` is for one process, or for one of its GPUs; empty if not known."""
 
     name: str
     processes: int
     devices: str
     model: str
-    memory: list[Part]
+    memory: list[MemoryPart]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Plan:
     updates: dict[str, int]  # optimizer steps per training step
     tokens: int  # the longest row
     stages: list[PlannedStage]
-    roles: list[Role]
+    roles: list[PlannedRole]
     files: list[tuple[str, str]]
 
     def as_dict(self) -> dict[str, Any]:
@@ -65,11 +65,6 @@ class Plan:
             role["memory_bytes"] = round(sum(part["num_bytes"] for part in role["memory"]))
         plan["files"] = dict(self.files)
         return plan
-
-    def text(self, *, formulas: bool = False) -> str:
-        from tqppo.config.plan.text import plan_text
-
-        return plan_text(self, formulas=formulas)
 
 
 def make_plan(compilation: Compilation) -> Plan:
@@ -112,7 +107,7 @@ def _dtype(config: Config) -> str:
     return config.model.dtype if config.model.dtype != "auto" else ("bfloat16" if on_gpu else "float32")
 
 
-def _roles(config: Config, shape: Shape | None) -> Iterator[Role]:
+def _roles(config: Config, shape: ModelShape | None) -> Iterator[PlannedRole]:
     dtype, lora = _dtype(config), config.model.lora_rank
     yield _engine_role(config, shape, dtype)
     actor, critic = config.actor, config.critic
@@ -137,11 +132,11 @@ def _roles(config: Config, shape: Shape | None) -> Iterator[Role]:
     yield _storage_role(config)
 
 
-def _training_role(config: Config, name: str, path: str, shape: Shape | None, how: Training) -> Role:
+def _training_role(config: Config, name: str, path: str, shape: ModelShape | None, how: Training) -> PlannedRole:
     longest = rows_per_step(config) * config.rollout.max_trajectories * context_tokens(config) // how.ranks
     how = replace(how, micro_batch_tokens=min(how.micro_batch_tokens, longest))
     parts = training_memory(shape, how) if shape else []
-    return Role(name, how.ranks, _devices(config, how.ranks), path, parts)
+    return PlannedRole(name, how.ranks, _devices(config, how.ranks), path, parts)
 
 
 def _devices(config: Config, processes: int) -> str:
@@ -150,39 +145,39 @@ def _devices(config: Config, processes: int) -> str:
     return f"{processes} GPU{'s' if processes > 1 else ''}, {'shared' if config.cluster.colocate else 'its own'}"
 
 
-def _engine_role(config: Config, shape: Shape | None, dtype: str) -> Role:
+def _engine_role(config: Config, shape: ModelShape | None, dtype: str) -> PlannedRole:
     rollout = config.rollout
     if rollout.endpoints:
-        return Role("rollout", len(rollout.endpoints), "servers that run", config.model.path, [])
+        return PlannedRole("rollout", len(rollout.endpoints), "running servers", config.model.path, [])
     rows = min(rollout.max_running, -(-rows_per_step(config) // rollout.replicas))
     tp, context = rollout.tensor_parallel, context_tokens(config)
     parts = engine_memory(shape, dtype=dtype, tensor_parallel=tp, rows=rows, context=context) if shape else []
-    return Role("rollout", rollout.replicas, _devices(config, rollout.replicas * tp), config.model.path, parts)
+    return PlannedRole("rollout", rollout.replicas, _devices(config, rollout.replicas * tp), config.model.path, parts)
 
 
-def _teacher_roles(config: Config, dtype: str) -> Iterator[Role]:
+def _teacher_roles(config: Config, dtype: str) -> Iterator[PlannedRole]:
     for name, teacher in config.teachers.items() if facts.has_teachers(config) else ():
         if teacher.endpoints:
-            yield Role(f"teacher {name}", len(teacher.endpoints), "servers that run", teacher.path, [])
+            yield PlannedRole(f"teacher {name}", len(teacher.endpoints), "running servers", teacher.path, [])
             continue
         gpus = teacher.replicas * teacher.tensor_parallel
         devices = f"{gpus} GPU{'s' if gpus > 1 else ''} of the pool" if config.distillation.gpus_per_node else "CPU"
         shape, context = shape_of(teacher.path), (teacher.max_context_tokens or context_tokens(config) + 1)
         tp, rows = teacher.tensor_parallel, 1
         parts = engine_memory(shape, dtype=dtype, tensor_parallel=tp, rows=rows, context=context) if shape else []
-        yield Role(f"teacher {name}", teacher.replicas, devices, teacher.path, parts)
+        yield PlannedRole(f"teacher {name}", teacher.replicas, devices, teacher.path, parts)
 
 
-def _storage_role(config: Config) -> Role:
-    """A step's columns at their longest, against the budget."""
+def _storage_role(config: Config) -> PlannedRole:
+    """The memory of a step's columns at full length, beside the storage's budget."""
     num_bytes, formula = storage_bytes(config)
-    part = Part("one step's columns", num_bytes, formula)
+    part = MemoryPart("one step's columns", num_bytes, formula)
     budget = f"budget {config.storage.budget_gb:g} GiB per node"
-    return Role("storage", 1, budget, config.storage.backend, [part])
+    return PlannedRole("storage", 1, budget, config.storage.backend, [part])
 
 
 def storage_bytes(config: Config) -> tuple[float, str]:
-    """Bytes of all columns of a step whose rows all have the full length."""
+    """Bytes of all columns of a step whose rows all have the full length, and the formula."""
     sequence, response = context_tokens(config), config.rollout.max_new_tokens
     per_row = 0
     for name in dict.fromkeys(each for stage in planned_stages(config) for each in stage.writes):
@@ -196,7 +191,7 @@ def storage_bytes(config: Config) -> tuple[float, str]:
 
 
 def _files(config: Config, name: str) -> Iterator[tuple[str, str]]:
-    """What is written where, under the run's folder."""
+    """Paths under the run's folder, and what the run writes there."""
     model = config.model.path.rstrip("/").rpartition("/")[2]
     folder = f"{config.run.dir.rstrip('/')}/{config.run.name or f'{name}-{model}-…'}"
     yield f"{folder}/", "config.resolved.toml, config.origins.json, metrics.jsonl, events.jsonl, logs/"
@@ -211,7 +206,3 @@ def _files(config: Config, name: str) -> Iterator[tuple[str, str]]:
         shape = model_shape(config)
         weights = f", about {size(shape.parameters * BYTES[_dtype(config)])}" if shape else ""
         yield f"{folder}/export/hf/", f"the final weights as a Hugging Face folder{weights}"
-
-
-def role_total(role: Role) -> str:
-    return size(total(role.memory)) if role.memory else "unknown"

@@ -1,21 +1,21 @@
-"""The shape of a model from its config.json, from a table of well-known names, or from the tiny model's section.
+"""The shape of a model: from its config.json, from a table of well-known names, or from the [model] section.
 
-No network, no transformers: only what parameter counts, memory and context lengths need.
+It holds what parameter counts, memory and context lengths need, and takes neither network nor transformers.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 TINY_VOCABULARY, TINY_CONTEXT = 264, 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ModelShape:
     """A dense decoder: attention with grouped key-value heads, a gated MLP, two norms a layer."""
 
     hidden: int
@@ -42,31 +42,31 @@ class Shape:
         return embeddings + self.layers * layer + self.hidden
 
 
-_KNOWN: dict[str, Shape] = {
-    "qwen2.5-0.5b": Shape(896, 24, 14, 2, 4864, 151_936, 32_768, tied=True),
-    "qwen2.5-1.5b": Shape(1536, 28, 12, 2, 8960, 151_936, 32_768, tied=True),
-    "qwen2.5-3b": Shape(2048, 36, 16, 2, 11_008, 151_936, 32_768, tied=True),
-    "qwen2.5-7b": Shape(3584, 28, 28, 4, 18_944, 152_064, 32_768),
-    "qwen2.5-14b": Shape(5120, 48, 40, 8, 13_824, 152_064, 32_768),
-    "qwen2.5-32b": Shape(5120, 64, 40, 8, 27_648, 152_064, 32_768),
-    "qwen2.5-72b": Shape(8192, 80, 64, 8, 29_568, 152_064, 32_768),
-    "qwen3-0.6b": Shape(1024, 28, 16, 8, 3072, 151_936, 40_960, tied=True, head_dim=128),
-    "qwen3-1.7b": Shape(2048, 28, 16, 8, 6144, 151_936, 40_960, tied=True, head_dim=128),
-    "qwen3-4b": Shape(2560, 36, 32, 8, 9728, 151_936, 40_960, tied=True, head_dim=128),
-    "qwen3-8b": Shape(4096, 36, 32, 8, 12_288, 151_936, 40_960, head_dim=128),
-    "qwen3-14b": Shape(5120, 40, 40, 8, 17_408, 151_936, 40_960, head_dim=128),
-    "qwen3-32b": Shape(5120, 64, 64, 8, 25_600, 151_936, 40_960, head_dim=128),
-    "llama-3.2-1b": Shape(2048, 16, 32, 8, 8192, 128_256, 131_072, tied=True, head_dim=64),
-    "llama-3.2-3b": Shape(3072, 28, 24, 8, 8192, 128_256, 131_072, tied=True, head_dim=128),
-    "llama-3.1-8b": Shape(4096, 32, 32, 8, 14_336, 128_256, 131_072),
-    "llama-3.1-70b": Shape(8192, 80, 64, 8, 28_672, 128_256, 131_072),
-    "llama-3.3-70b": Shape(8192, 80, 64, 8, 28_672, 128_256, 131_072),
-    "meta-llama-3-8b": Shape(4096, 32, 32, 8, 14_336, 128_256, 8192),
-    "meta-llama-3-70b": Shape(8192, 80, 64, 8, 28_672, 128_256, 8192),
-    "smollm2-135m": Shape(576, 30, 9, 3, 1536, 49_152, 8192, tied=True),
-    "smollm2-360m": Shape(960, 32, 15, 5, 2560, 49_152, 8192, tied=True),
-    "smollm2-1.7b": Shape(2048, 24, 32, 32, 8192, 49_152, 8192, tied=True),
-    "mistral-7b": Shape(4096, 32, 32, 8, 14_336, 32_768, 32_768),
+_KNOWN: dict[str, ModelShape] = {
+    "qwen2.5-0.5b": ModelShape(896, 24, 14, 2, 4864, 151_936, 32_768, tied=True),
+    "qwen2.5-1.5b": ModelShape(1536, 28, 12, 2, 8960, 151_936, 32_768, tied=True),
+    "qwen2.5-3b": ModelShape(2048, 36, 16, 2, 11_008, 151_936, 32_768, tied=True),
+    "qwen2.5-7b": ModelShape(3584, 28, 28, 4, 18_944, 152_064, 32_768),
+    "qwen2.5-14b": ModelShape(5120, 48, 40, 8, 13_824, 152_064, 32_768),
+    "qwen2.5-32b": ModelShape(5120, 64, 40, 8, 27_648, 152_064, 32_768),
+    "qwen2.5-72b": ModelShape(8192, 80, 64, 8, 29_568, 152_064, 32_768),
+    "qwen3-0.6b": ModelShape(1024, 28, 16, 8, 3072, 151_936, 40_960, tied=True, head_dim=128),
+    "qwen3-1.7b": ModelShape(2048, 28, 16, 8, 6144, 151_936, 40_960, tied=True, head_dim=128),
+    "qwen3-4b": ModelShape(2560, 36, 32, 8, 9728, 151_936, 40_960, tied=True, head_dim=128),
+    "qwen3-8b": ModelShape(4096, 36, 32, 8, 12_288, 151_936, 40_960, head_dim=128),
+    "qwen3-14b": ModelShape(5120, 40, 40, 8, 17_408, 151_936, 40_960, head_dim=128),
+    "qwen3-32b": ModelShape(5120, 64, 64, 8, 25_600, 151_936, 40_960, head_dim=128),
+    "llama-3.2-1b": ModelShape(2048, 16, 32, 8, 8192, 128_256, 131_072, tied=True, head_dim=64),
+    "llama-3.2-3b": ModelShape(3072, 28, 24, 8, 8192, 128_256, 131_072, tied=True, head_dim=128),
+    "llama-3.1-8b": ModelShape(4096, 32, 32, 8, 14_336, 128_256, 131_072),
+    "llama-3.1-70b": ModelShape(8192, 80, 64, 8, 28_672, 128_256, 131_072),
+    "llama-3.3-70b": ModelShape(8192, 80, 64, 8, 28_672, 128_256, 131_072),
+    "meta-llama-3-8b": ModelShape(4096, 32, 32, 8, 14_336, 128_256, 8192),
+    "meta-llama-3-70b": ModelShape(8192, 80, 64, 8, 28_672, 128_256, 8192),
+    "smollm2-135m": ModelShape(576, 30, 9, 3, 1536, 49_152, 8192, tied=True),
+    "smollm2-360m": ModelShape(960, 32, 15, 5, 2560, 49_152, 8192, tied=True),
+    "smollm2-1.7b": ModelShape(2048, 24, 32, 32, 8192, 49_152, 8192, tied=True),
+    "mistral-7b": ModelShape(4096, 32, 32, 8, 14_336, 32_768, 32_768),
 }
 _ALIASES = {
     "qwen2.5-math-1.5b": replace(_KNOWN["qwen2.5-1.5b"], context=4096),
@@ -77,8 +77,8 @@ _ALIASES = {
 }
 
 
-def shape_of(path: str) -> Shape | None:
-    """A folder's config.json, or a known name such as Qwen/Qwen2.5-7B-Instruct; None when neither tells."""
+def shape_of(path: str) -> ModelShape | None:
+    """The shape of a folder with a config.json or of a known name such as Qwen/Qwen2.5-7B-Instruct; otherwise None."""
     folder = Path(path).expanduser()
     if (folder / "config.json").is_file():
         try:
@@ -91,28 +91,34 @@ def shape_of(path: str) -> Shape | None:
     return {**_KNOWN, **_ALIASES}.get(re.sub(r"^meta-(llama-3\.)", r"\1", plain))
 
 
-def from_json(values: dict[str, Any]) -> Shape | None:
-    """From a model's config.json; None when it is not a dense decoder as we know them."""
+def from_json(values: Mapping[str, object]) -> ModelShape | None:
+    """The shape in a model's config.json; None unless it is a dense decoder with the usual names."""
     needed = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
-    if not all(isinstance(values.get(name), int) for name in needed) or values.get("num_experts"):
+    sizes = [number for name in needed if isinstance(number := values.get(name), int)]
+    if len(sizes) < len(needed) or values.get("num_experts"):
         return None
-    hidden, layers, heads, intermediate, vocabulary = (values[name] for name in needed)
-    return Shape(
+    hidden, layers, heads, intermediate, vocabulary = sizes
+    return ModelShape(
         hidden,
         layers,
         heads,
-        values.get("num_key_value_heads") or heads,
+        _int(values, "num_key_value_heads") or heads,
         intermediate,
         vocabulary,
-        values.get("max_position_embeddings") or 0,
+        _int(values, "max_position_embeddings"),
         tied=bool(values.get("tie_word_embeddings", False)),
-        head_dim=values.get("head_dim") or 0,
+        head_dim=_int(values, "head_dim"),
         source="config.json",
     )
 
 
-def tiny_shape(*, hidden: int, layers: int, heads: int, tied: bool) -> Shape:
-    """The model that `tqppo.tiny.model` makes."""
-    return Shape(
+def _int(values: Mapping[str, object], name: str) -> int:
+    value = values.get(name)
+    return value if isinstance(value, int) else 0
+
+
+def tiny_shape(*, hidden: int, layers: int, heads: int, tied: bool) -> ModelShape:
+    """The shape of the model that `tqppo.tiny.model` makes."""
+    return ModelShape(
         hidden, layers, heads, heads, 3 * hidden, TINY_VOCABULARY, TINY_CONTEXT, tied=tied, source="the [model] section"
     )

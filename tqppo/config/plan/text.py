@@ -1,11 +1,11 @@
-"""The plan for people, in plain lines."""
+"""The plan as plain text."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tqppo.config.plan.memory import size
-from tqppo.config.plan.plan import Plan, role_total
+from tqppo.config.plan.memory import size, total
+from tqppo.config.plan.plan import Plan, PlannedRole
 
 
 def plan_text(plan: Plan, *, formulas: bool = False) -> str:
@@ -48,6 +48,10 @@ def _roles(plan: Plan, formulas: bool) -> Iterator[str]:
         role = plan.roles[i - 1] if i else None
         for part in role.memory if role and formulas else ():
             yield f"    {part.name:<18} {size(part.num_bytes):>9}  {part.formula}"
+
+
+def role_total(role: PlannedRole) -> str:
+    return size(total(role.memory)) if role.memory else "unknown"
 
 
 def _files(plan: Plan) -> Iterator[str]:

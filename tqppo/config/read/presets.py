@@ -1,4 +1,4 @@
-"""Presets by name: where they are looked for, what they say about themselves, how two of them differ."""
+"""Finds presets by name, and reads the comment that each opens with."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """A preset file. `place` is where it was found: project, path, user or built-in."""
+    """A preset file. `place` is the kind of folder it is in: project, path, user or built-in."""
 
     name: str
     path: Path
@@ -19,7 +19,7 @@ class Preset:
 
 
 def search_path(environ: Mapping[str, str] | None = None) -> list[tuple[str, Path]]:
-    """Folders in order: ./presets, $TQPPO_PRESET_PATH, the user's config folder, those that come with tqppo."""
+    """The folders in order: ./presets, $TQPPO_PRESET_PATH, the user's config folder, the built-in presets."""
     environ = os.environ if environ is None else environ
     folders = [("project", Path("presets"))]
     folders += [("path", Path(each)) for each in environ.get("TQPPO_PRESET_PATH", "").split(os.pathsep) if each]
@@ -35,7 +35,7 @@ def _built_in() -> Path:
 
 
 def list_presets(environ: Mapping[str, str] | None = None) -> list[Preset]:
-    """Every preset that a name reaches, by name; bases (`base-…`) last."""
+    """Every preset that can be named, sorted by name, with bases (`base-…`) last."""
     found: dict[str, Preset] = {}
     for place, folder in search_path(environ):
         for path in sorted(folder.glob("*.toml")) if folder.is_dir() else []:
@@ -44,7 +44,7 @@ def list_presets(environ: Mapping[str, str] | None = None) -> list[Preset]:
 
 
 def find_preset(name: str, environ: Mapping[str, str] | None = None, *, beyond: Path | None = None) -> Path | None:
-    """The first preset of that name; `beyond` is a file not to find, so that it can extend its namesake."""
+    """The first preset of that name. The file `beyond` is skipped, so that it can extend its namesake."""
     for _, folder in search_path(environ):
         path = folder / f"{name}.toml"
         if path.is_file() and not (beyond is not None and beyond.exists() and path.samefile(beyond)):
@@ -53,20 +53,9 @@ def find_preset(name: str, environ: Mapping[str, str] | None = None, *, beyond: 
 
 
 def preset_header(name: str, environ: Mapping[str, str] | None = None) -> str:
-    """The comment that a preset opens with, without its `#`s. Empty for an unknown name."""
+    """The comment that a preset opens with, without the `#`. Empty for an unknown name."""
     path = find_preset(name, environ)
     return "\n".join(_header(path)) if path else ""
-
-
-def diff_presets(a: str, b: str, environ: Mapping[str, str] | None = None) -> list[tuple[str, str, str]]:
-    """Keys whose resolved values differ: (key, value in a, value in b), as TOML; absent is an empty string."""
-    from tqppo.config.compile import compile_config
-    from tqppo.config.show.export import flat_toml
-
-    left, right = (flat_toml(compile_config(name, environ=environ or {})) for name in (a, b))
-    keys = [*left, *(key for key in right if key not in left)]
-    pairs = [(key, left.get(key, ""), right.get(key, "")) for key in keys]
-    return [each for each in pairs if each[1] != each[2]]
 
 
 def _header(path: Path) -> list[str]:

@@ -1,6 +1,6 @@
-"""Where every key and value of a TOML document stands. `tomllib` says what they are, tree-sitter where.
+"""Parses TOML and records the place of every key and value: `tomllib` gives the values, tree-sitter the places.
 
-Paths hold strings for keys and integers for the elements of arrays (of tables too).
+In a path, strings are keys and integers are indices of array elements, arrays of tables included.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tqppo.config.diagnostics import Span
 
@@ -22,7 +22,7 @@ else:
     import tomli as tomllib
 
 MAX_DEPTH = 24
-Path = tuple[str | int, ...]
+KeyPath = tuple[str | int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,20 +33,20 @@ class SyntaxProblem:
 
 @dataclass(slots=True)
 class Document:
-    """A parsed file. With syntax errors, `values` holds what stands outside them, if that can be told."""
+    """A parsed file. After a syntax error, `values` holds what could be read outside the broken lines."""
 
     source: str
     text: str
-    values: dict[str, Any] = field(default_factory=dict)
-    keys: dict[Path, Span] = field(default_factory=dict)  # of a table: its header, or the key of an inline table
-    at: dict[Path, Span] = field(default_factory=dict)  # values
+    values: dict[str, object] = field(default_factory=dict)
+    key_spans: dict[KeyPath, Span] = field(default_factory=dict)  # a table's is its header, or its key if it is inline
+    value_spans: dict[KeyPath, Span] = field(default_factory=dict)
     problems: list[SyntaxProblem] = field(default_factory=list)
     too_deep: Span | None = None
 
-    def key_span(self, path: Path) -> Span:
-        """Where a key stands, or the table that holds it."""
+    def key_span(self, path: KeyPath) -> Span:
+        """The place of a key, or of the innermost table around it that has one."""
         start = Span(self.source, 1, 1, 1, self.line(1))
-        return next((self.keys[path[:n]] for n in range(len(path), 0, -1) if path[:n] in self.keys), start)
+        return next((self.key_spans[path[:n]] for n in range(len(path), 0, -1) if path[:n] in self.key_spans), start)
 
     def line(self, number: int) -> str:
         lines = self.text.split("\n")
@@ -68,10 +68,10 @@ def parse(text: str, source: str) -> Document:
 
 
 class TooDeep(ValueError):
-    """tomllib recurses into arrays and inline tables, and gave up."""
+    """tomllib reached Python's recursion limit inside arrays or inline tables."""
 
 
-def _loads(text: str) -> dict[str, Any]:
+def _loads(text: str) -> dict[str, object]:
     try:
         return tomllib.loads(text)
     except RecursionError:
@@ -79,7 +79,7 @@ def _loads(text: str) -> dict[str, Any]:
 
 
 def _deep_bracket(document: Document) -> Span:
-    """Where brackets get deeper than a config's can be; tree-sitter may see no array in an unclosed one."""
+    """The first bracket below MAX_DEPTH, found by counting: tree-sitter sees no array in an unclosed bracket."""
     depth = 0
     for number, line in enumerate(document.text.split("\n"), 1):
         for column, char in enumerate(line, 1):
@@ -90,13 +90,13 @@ def _deep_bracket(document: Document) -> Span:
 
 
 def _recover(document: Document, error: tomllib.TOMLDecodeError) -> Document:
-    """Blank the broken line and read on, as long as each further error is that of a single line."""
+    """Blank the broken line and parse again, until an error concerns a line that is valid on its own."""
     lines = document.text.split("\n")
     found = _problem(document, str(error))
     for _ in range(20):
         document.problems.append(found)
         broken, lines[found.span.line - 1] = lines[found.span.line - 1], ""
-        if broken.lstrip().startswith("["):  # the keys below it would land in another table
+        if broken.lstrip().startswith("["):  # without its header, the keys below would belong to another table
             return document
         try:
             values = _loads("\n".join(lines))
@@ -104,7 +104,7 @@ def _recover(document: Document, error: tomllib.TOMLDecodeError) -> Document:
             return document
         except tomllib.TOMLDecodeError as next_error:
             found = _problem(document, str(next_error))
-            if _stands_alone(lines[found.span.line - 1]):
+            if _is_valid_alone(lines[found.span.line - 1]):
                 return document
         else:
             rest = Document(document.source, "\n".join(lines), values, problems=document.problems)
@@ -113,7 +113,7 @@ def _recover(document: Document, error: tomllib.TOMLDecodeError) -> Document:
     return document
 
 
-def _stands_alone(line: str) -> bool:
+def _is_valid_alone(line: str) -> bool:
     try:
         _loads(line)
     except ValueError:
@@ -121,8 +121,8 @@ def _stands_alone(line: str) -> bool:
     return True
 
 
-def parse_value(text: str) -> Any:
-    """One TOML value; ValueError when the text is anything else, several lines of TOML included."""
+def parse_value(text: str) -> object:
+    """One TOML value. Raises ValueError for anything else, including several lines of TOML."""
     values = _loads(f"v = {text}\n")
     if list(values) != ["v"]:
         raise ValueError("more than one value")
@@ -130,9 +130,9 @@ def parse_value(text: str) -> Any:
 
 
 def parse_key(text: str) -> tuple[str, ...]:
-    """A dotted TOML key; ValueError when the text is anything else."""
-    values: Any = _loads(f"{text} = 0\n")
-    path = []
+    """A dotted TOML key. Raises ValueError for anything else."""
+    values: object = _loads(f"{text} = 0\n")
+    path: list[str] = []
     while isinstance(values, dict):
         if len(values) != 1:
             raise ValueError("more than one key")
@@ -146,7 +146,7 @@ def _problem(document: Document, message: str) -> SyntaxProblem:
     place = re.search(r"\(at line (\d+), column (\d+)\)", message)
     if place:
         line, column = int(place[1]), int(place[2])
-    else:  # at the end of the document: point behind its last character
+    else:  # the error is at the end of the document: point behind its last character
         line = max((i for i, each in enumerate(lines, 1) if each.strip()), default=1)
         column = len(document.line(line).rstrip()) + 1
     # tomllib counts the line break as a character of its line
@@ -156,13 +156,13 @@ def _problem(document: Document, message: str) -> SyntaxProblem:
 
 
 class _Walker:
-    """Reads the positions off tree-sitter's tree."""
+    """Records the places of keys and values from tree-sitter's syntax tree."""
 
     def __init__(self, document: Document) -> None:
         self.document = document
         self.data = document.text.encode()
         self.lines = self.data.split(b"\n")
-        self.arrays: dict[Path, int] = {}
+        self.arrays: dict[KeyPath, int] = {}
 
     def walk(self) -> None:
         import tree_sitter
@@ -199,47 +199,47 @@ class _Walker:
         if len(written) > MAX_DEPTH:
             self.document.too_deep = self.document.too_deep or self.span(header)
             return
-        prefix = self.placed(written[:-1])
+        prefix = self.path_of(written[:-1])
         prefix = (*prefix, written[-1])
         for n in range(1, len(prefix) + 1):
-            self.document.keys.setdefault(prefix[:n], self.span(header))
+            self.document.key_spans.setdefault(prefix[:n], self.span(header))
         if node.type == "table_array_element":
             index = self.arrays[prefix] = self.arrays.get(prefix, -1) + 1
             prefix = (*prefix, index)
-            self.document.keys.setdefault(prefix, self.span(header))
+            self.document.key_spans.setdefault(prefix, self.span(header))
         else:
-            prefix = self.placed(written)
+            prefix = self.path_of(written)
         self.statements(node, prefix)
 
-    def placed(self, names: tuple[str, ...]) -> Path:
-        """Names to a path: a name of an array of tables stands for its newest element."""
-        path: Path = ()
+    def path_of(self, names: tuple[str, ...]) -> KeyPath:
+        """The path of a table header; the name of an array of tables means its newest element."""
+        path: KeyPath = ()
         for name in names:
             path = (*path, name)
             if path in self.arrays:
                 path = (*path, self.arrays[path])
         return path
 
-    def statements(self, node: Node, prefix: Path) -> None:
+    def statements(self, node: Node, prefix: KeyPath) -> None:
         for child in node.children:
             if child.type == "pair":
                 self.pair(child, prefix)
 
-    def pair(self, node: Node, prefix: Path) -> None:
+    def pair(self, node: Node, prefix: KeyPath) -> None:
         parts = [child for child in node.children if child.type not in ("comment", "=")]
         if len(parts) != 2:
             return
         path = (*prefix, *self.key(parts[0]))
         for n in range(len(prefix) + 1, len(path)):
-            self.document.keys.setdefault(path[:n], self.span(parts[0]))
-        self.document.keys.setdefault(path, self.span(parts[0]))
+            self.document.key_spans.setdefault(path[:n], self.span(parts[0]))
+        self.document.key_spans.setdefault(path, self.span(parts[0]))
         self.value(parts[1], path)
 
-    def value(self, node: Node, path: Path) -> None:
+    def value(self, node: Node, path: KeyPath) -> None:
         if len(path) > MAX_DEPTH:
             self.document.too_deep = self.document.too_deep or self.span(node)
             return
-        self.document.at.setdefault(path, self.span(node))
+        self.document.value_spans.setdefault(path, self.span(node))
         if node.type == "inline_table":
             self.statements(node, path)
         elif node.type == "array":

@@ -1,28 +1,28 @@
-"""What a key means, what it accepts, and who set it; and the JSON Schema that editors use."""
+"""Explains a setting: what it means, what it accepts, which layers set it. Also the JSON Schema for editors."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
-from tqppo.config.compile import Compilation, Origin
+from tqppo.config.compilation import Compilation, Origin
 from tqppo.config.read.nearest import nearest
-from tqppo.config.show.export import chain_of, flat, toml_value
+from tqppo.config.read.overrides import ENV_PREFIX
+from tqppo.config.schema import Setting, setting_of, settings
+from tqppo.config.sections import Config
+from tqppo.config.show.export import flat
+from tqppo.config.values import toml_value
 from tqppo.errors import UsageError
-
-if TYPE_CHECKING:
-    from tqppo.config.show.schema import Slot
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """One key. `chain` begins with the default and ends with what holds."""
+    """One key. `chain` begins with the default and ends with the value that holds."""
 
     key: str
     doc: str
     allowed: str
-    default: Any
-    value: Any
+    default: object
+    value: object
     chain: tuple[Origin, ...]
     environment: str
 
@@ -39,31 +39,27 @@ class Explanation:
         lines += [f"  {toml_value(each.value):<{width}}  ← {each.place}" for each in self.chain]
         return "\n".join(lines) + "\n"
 
-    def as_dict(self) -> dict[str, Any]:
-        chain = [{"value": each.value, "kind": each.kind, "place": each.place} for each in self.chain]
+    def as_dict(self) -> dict[str, object]:
+        chain = [each.as_dict() for each in self.chain]
         own = {"key": self.key, "doc": self.doc, "allowed": self.allowed, "default": self.default}
         return {**own, "value": self.value, "environment": self.environment, "chain": chain}
 
 
 def explain(compilation: Compilation, key: str) -> Explanation:
-    """One leaf key. UsageError for a key that does not exist, with the nearest ones."""
-    from tqppo.config.show.schema import slot_of, slots
-
+    """The explanation of one leaf key. An unknown key is a UsageError that names the nearest ones."""
     values = dict(flat(compilation.draft))
-    slot = slot_of(key) if key in values or key in slots() else None
-    if slot is None:
-        raise UsageError(_unknown(key, [*slots(), *values]))
-    default = Origin(slot.default, "default", "default", -1)
-    chain = (default, *chain_of(compilation, key))
-    environment = "TQPPO__" + key.replace(".", "__").upper()
-    return Explanation(key, slot.doc, slot.allowed, slot.default, values.get(key, slot.default), chain, environment)
+    setting = setting_of(key) if key in values or key in settings() else None
+    if setting is None:
+        raise UsageError(_unknown(key, [*settings(), *values]))
+    default = Origin(setting.default, "default", "default", -1)
+    chain = (default, *compilation.chain(key))
+    value, variable = values.get(key, setting.default), ENV_PREFIX + key.replace(".", "__").upper()
+    return Explanation(key, setting.doc, setting.allowed, setting.default, value, chain, variable)
 
 
-def explain_section(name: str) -> list[Slot]:
-    """The keys of a section, for `config explain actor`. Empty for an unknown name."""
-    from tqppo.config.show.schema import slots
-
-    return [slot for key, slot in slots().items() if key.startswith(f"{name}.")]
+def explain_section(name: str) -> list[Setting]:
+    """The settings of a section, for `config explain actor`. Empty for an unknown name."""
+    return [setting for key, setting in settings().items() if key.startswith(f"{name}.")]
 
 
 def _unknown(key: str, known: list[str]) -> str:
@@ -73,10 +69,8 @@ def _unknown(key: str, known: list[str]) -> str:
     return f"there is no key called {key!r}.{hint}"
 
 
-def json_schema() -> dict[str, Any]:
-    """JSON Schema of a config file, for editors (`#:schema tqppo.schema.json` as a file's first line)."""
-    from tqppo.config.sections import Config
-
+def json_schema() -> dict[str, object]:
+    """The JSON Schema of a config file. Editors find it by a first line `#:schema tqppo.schema.json`."""
     schema = Config.model_json_schema()
     name = {"type": "string", "description": "A preset's name, or the path of a TOML file"}
     extends = {"anyOf": [name, {"type": "array", "items": name}], "description": "Files to start from; later ones win."}

@@ -1,6 +1,6 @@
-"""Keys, documentation and choices for Tab, read from the source of `sections.py`: no pydantic, a few milliseconds.
+"""Keys, documentation and choices for completion with Tab, read from the source text of `sections.py`.
 
-Importing the sections takes longer than a keystroke may; a test holds this reading to what pydantic sees.
+Importing pydantic would take longer than a keystroke may. A test compares the result with what pydantic sees.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def all_keys() -> tuple[Key, ...]:
 
 
 def values_of(name: str) -> tuple[str, ...]:
-    """What may follow `name=`; empty when it is free."""
+    """The values that can follow `name=`; empty if any value can."""
     parts = name.split(".")
     if parts[0] == "teachers" and len(parts) == 3:
         parts[1] = "*"
@@ -64,7 +64,7 @@ def _read() -> tuple[Key, ...]:
 
 
 def _fields(classes: dict[str, ast.ClassDef], name: str) -> list[tuple[str, ast.expr, str]]:
-    """Name, annotation and documentation of a section's fields, its bases' first."""
+    """Name, annotation and documentation of a section's fields, those of its bases first."""
     node = classes[name]
     fields = [field for base in node.bases if isinstance(base, ast.Name) and base.id in classes
               for field in _fields(classes, base.id)]  # fmt: skip

@@ -1,9 +1,12 @@
-"""The keys of the config as data: which exist, what each accepts, in words. Built from `sections.Config`."""
+"""Every setting as data: its key, its documentation, its default, and what it accepts, in words.
+
+Built from `sections.Config`.
+"""
 
 from __future__ import annotations
 
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -14,13 +17,13 @@ from pydantic.fields import FieldInfo
 from tqppo.config.sections import Config, Section, TeacherSection
 
 _STRICT = ConfigDict(strict=True, allow_inf_nan=False)
-_WORDS = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
+_WORDS: dict[object, str] = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
 _BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 
 
 @dataclass(frozen=True)
-class Slot:
-    """One key that a user can set; `teachers.*.path` for every teacher's path."""
+class Setting:
+    """One key that a user can set. `teachers.*.path` stands for the path of every teacher."""
 
     key: str
     field: FieldInfo
@@ -30,15 +33,21 @@ class Slot:
         return self.field.description or ""
 
     @property
-    def default(self) -> Any:
+    def default(self) -> object:
+        """The default value; None for a setting that must be set."""
         return None if self.field.is_required() else self.field.get_default(call_default_factory=True)
+
+    @property
+    def depth(self) -> int:
+        """How many names the key has."""
+        return self.key.count(".") + 1
 
     @property
     def is_table(self) -> bool:
         return get_origin(self.field.annotation) is dict
 
     @property
-    def choices(self) -> tuple[Any, ...]:
+    def choices(self) -> tuple[object, ...]:
         return _choices(self.field.annotation)
 
     @property
@@ -46,62 +55,62 @@ class Slot:
         return describe(self.field.annotation, self.field.metadata)
 
     @property
-    def bare_is_string(self) -> bool:
-        """Whether an unquoted 42 in `--set run.name=42` can only be meant as text."""
+    def takes_only_text(self) -> bool:
+        """Whether an unquoted 42, as in `--set run.name=42`, can only be meant as text."""
         plain = get_origin(self.field.annotation) is Literal or self.field.annotation is str
         return plain and all(isinstance(each, str) for each in self.choices)
 
-    def adapter(self) -> TypeAdapter[Any]:
+    def adapter(self) -> TypeAdapter[object]:
         return _adapter(self.key)
 
 
 @cache
-def slots() -> dict[str, Slot]:
+def settings() -> dict[str, Setting]:
     """Every leaf key, in the order of the sections."""
-    return dict(_slots())
+    return dict(_settings())
 
 
-def _slots() -> Iterator[tuple[str, Slot]]:
+def _settings() -> Iterator[tuple[str, Setting]]:
     for name, field in Config.model_fields.items():
         section = section_of(name)
         if section is None:
-            yield name, Slot(name, field)
+            yield name, Setting(name, field)
             continue
         prefix = "teachers.*" if name == "teachers" else name
         for inner, inner_field in section.model_fields.items():
             key = f"{prefix}.{inner}"
-            yield key, Slot(key, inner_field)
+            yield key, Setting(key, inner_field)
 
 
 @cache
 def section_of(name: str) -> type[Section] | None:
-    """The section's class; None for a top-level value such as `mode`, or an unknown name."""
+    """The class of a section. None for a top-level value such as `mode`, and for an unknown name."""
     if name == "teachers":
         return TeacherSection
     annotation = Config.model_fields[name].annotation if name in Config.model_fields else None
     return annotation if isinstance(annotation, type) and issubclass(annotation, Section) else None
 
 
-def slot_of(key: str) -> Slot | None:
-    """The slot of a concrete key: `teachers.math.path` is `teachers.*.path`, `data.task_args.digits` its table's."""
+def setting_of(key: str) -> Setting | None:
+    """The setting of a concrete key: `teachers.*.path` for `teachers.math.path`, and for an entry its free table."""
     parts = key.split(".")
     if parts[0] == "teachers" and len(parts) > 2:
         parts[1] = "*"
     depth = 3 if parts[0] == "teachers" else 2
-    known = slots()
+    known = settings()
     return known.get(".".join(parts[:depth])) or known.get(parts[0])
 
 
 @cache
-def _adapter(key: str) -> TypeAdapter[Any]:
-    field = slots()[key].field
+def _adapter(key: str) -> TypeAdapter[object]:
+    field = settings()[key].field
     annotation: Any = field.annotation
     for each in field.metadata:
         annotation = Annotated[annotation, each]
     return TypeAdapter(annotation, config=_STRICT)
 
 
-def _choices(annotation: Any) -> tuple[Any, ...]:
+def _choices(annotation: object) -> tuple[object, ...]:
     if get_origin(annotation) is Literal:
         return get_args(annotation)
     if get_origin(annotation) is Annotated:
@@ -111,7 +120,7 @@ def _choices(annotation: Any) -> tuple[Any, ...]:
     return (True, False) if annotation is bool else ()
 
 
-def describe(annotation: Any, metadata: Any = ()) -> str:
+def describe(annotation: object, metadata: Iterable[object] = ()) -> str:
     """A type in words: `a whole number, at least 1`, `one of ppo, grpo, distill`."""
     origin, args = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
@@ -132,7 +141,7 @@ def _plural(words: str) -> str:
     return {"a string": "strings", "a whole number": "whole numbers"}.get(words, words)
 
 
-def _bounds(metadata: Any) -> Iterator[str]:
+def _bounds(metadata: Iterable[object]) -> Iterator[str]:
     for each in metadata:
         if isinstance(each, FieldInfo):
             yield from _bounds(each.metadata)

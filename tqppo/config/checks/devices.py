@@ -1,0 +1,59 @@
+"""The cluster has the GPUs that roles and engine replicas need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tqppo.config.checks.registry import Context, check, nearest_numbers
+from tqppo.config.diagnostics import Diagnostic
+from tqppo.config.facts import worker_roles
+from tqppo.config.sections import Config
+from tqppo.engines.capabilities import capabilities_of
+
+
+@check("rollout.*", "cluster.*")
+def replicas_fit_a_node(context: Context) -> Iterator[Diagnostic]:
+    rollout, cluster = context.config.rollout, context.config.cluster
+    size, gpus = rollout.tensor_parallel, cluster.gpus_per_node
+    if rollout.endpoints or size == 1 or size <= gpus:
+        return
+    able = capabilities_of(rollout.backend)
+    if able is not None and not able.tensor_parallel:
+        return  # E402 reports that
+    yield context.report(
+        "E406",
+        f"a replica of {size} GPUs does not fit on a node with {gpus}",
+        ("rollout.tensor_parallel", "cluster.gpus_per_node"),
+        allowed=f"1 to {gpus}" if gpus else "1 without GPUs",
+        fix=f"set rollout.tensor_parallel = {max(1, gpus)}, or cluster.gpus_per_node = {size}",
+    )
+
+
+@check("mode", "cluster.*", "rollout.*", "actor.ranks", "critic.ranks", "reference.*", "reward_model.*", "algorithm.*")
+def devices_suffice(context: Context) -> Iterator[Diagnostic]:
+    config = context.config
+    total = config.cluster.nodes * config.cluster.gpus_per_node
+    if not total:
+        return
+    needs = gpu_needs(config)
+    most = max(needs, key=lambda key: needs[key])
+    keys = ("cluster.gpus_per_node", "cluster.nodes", *needs)
+    shape = f"{config.cluster.nodes} × {config.cluster.gpus_per_node} = {total} GPUs"
+    if config.cluster.colocate and needs[most] > total:
+        works = nearest_numbers(total, lambda n: total % n == 0, at_most=total)
+        message = f"{most.partition('.')[0]} needs {needs[most]} GPUs, and there are {total}"
+        keys, fix = (most, *keys[:2]), f"set {most} = {works}, or more nodes"
+        yield context.report("E407", message, keys, found=shape, allowed=f"at most {total}", fix=fix)
+    elif not config.cluster.colocate and sum(needs.values()) > total:
+        arithmetic = " + ".join(f"{key.partition('.')[0]} {n}" for key, n in needs.items())
+        message = f"each role has its own GPUs: {arithmetic} = {sum(needs.values())}, and there are {total}"
+        fix = "set cluster.colocate = true, or more nodes, or fewer ranks"
+        yield context.report("E407", message, keys, found=shape, allowed=f"at most {total}", fix=fix)
+
+
+def gpu_needs(config: Config) -> dict[str, int]:
+    """GPUs of each role, by the key that sets their number. Teachers have a pool of their own."""
+    needs = {f"{role}.ranks": ranks for role, ranks in worker_roles(config).items()}
+    if not config.rollout.endpoints:
+        needs["rollout.replicas"] = config.rollout.replicas * config.rollout.tensor_parallel
+    return needs
