@@ -58,11 +58,10 @@ def reap(parent: Path, prefix: str, discard: Callable[[Path], None] | None = Non
     """Delete this user's folders `parent/prefix*` whose owner is dead; returns their names.
 
     `discard` runs before a folder's files are deleted. A folder without a lock file is left alone unless it is older
-    than the grace period and empty: the remains of a `claim` that was cut short, never somebody's data.
+    than the grace period and empty, which is what a `claim` leaves that is killed halfway; it never holds data.
     """
-    reaped = [
-        folder.name for folder in sorted(parent.glob(f"{prefix}*")) if _is_ours(folder) and _reap(folder, discard)
-    ]
+    found = [folder for folder in sorted(parent.glob(f"{prefix}*")) if _is_ours(folder)]
+    reaped = [folder.name for folder in found if _reap(folder, discard)]
     if reaped:
         log.info("removed from %s what dead runs left: %s", parent, ", ".join(reaped))
     return reaped

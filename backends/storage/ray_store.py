@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -218,7 +218,8 @@ def _grouped(pieces: Mapping[int, Bytes]) -> list[list[int]]:
 
 def _warn_of_small_store(node: str, budget_bytes: int) -> None:
     """Warn if the budget does not fit into the object store, which spills to disk when it is full."""
-    for each in ray.nodes():  # type: ignore[no-untyped-call]
+    nodes: Callable[[], list[dict[str, Any]]] = ray.nodes  # Ray leaves it untyped
+    for each in nodes():
         size = int(each["Resources"].get("object_store_memory", 0))
         if each["NodeID"] == node and size < budget_bytes:
             log.warning(

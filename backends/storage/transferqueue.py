@@ -120,7 +120,8 @@ class TransferQueueStorage:
 
     def _check_cpu(self) -> None:
         """Raise if Ray has too few free CPUs; TransferQueue would wait for them forever."""
-        free = ray.available_resources().get("CPU", 0.0)  # type: ignore[no-untyped-call]
+        resources: Callable[[], dict[str, float]] = ray.available_resources  # Ray leaves it untyped
+        free = resources().get("CPU", 0.0)
         if free < UNITS + 1:
             raise BackendError(
                 f"storage 'transferqueue' reserves {UNITS + 1} CPUs for itself, and Ray has {free:g} to spare; "

@@ -1,4 +1,4 @@
-"""The storage contract, about the life of rows: tags and waits, memory that comes back, snapshots, many processes."""
+"""The storage contract for the life of rows: tags and waits, memory that is freed, snapshots, many processes."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_wait_that_ends_at_its_deadline_names_what_is_missing(queue: Queue) ->
 # -- memory ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_put_over_budget_waits_and_says_who_holds_what(cluster: None, backend_name: str) -> None:
+def test_a_put_over_budget_waits_and_says_what_fills_the_node(cluster: None, backend_name: str) -> None:
     queue = Queue.create(backend_name, budget_bytes=4 * MIB, timeout_s=20)
     image = torch.zeros(3, 1, 512, 512)  # 3 MiB
     first = queue.put(keys(3), {"check_image": image})
@@ -93,7 +93,7 @@ def test_a_put_over_budget_waits_and_says_who_holds_what(cluster: None, backend_
     queue.close()
 
 
-def test_a_put_that_was_cancelled_leaves_no_trace_and_holds_nobody_up(cluster: None, backend_name: str) -> None:
+def test_a_cancelled_put_leaves_no_trace_and_delays_no_other(cluster: None, backend_name: str) -> None:
     queue = Queue.create(backend_name, budget_bytes=4 * MIB, timeout_s=20)
     first = queue.put(keys(3), {"check_image": torch.zeros(3, 1, 512, 512)})  # 3 MiB
 
@@ -150,7 +150,7 @@ def test_handles_and_threads_stay_constant_over_a_thousand_cycles(queue: Queue) 
 
 
 def _stay_constant(cycle: Callable[[int], None]) -> None:
-    """Ray takes handles and threads for itself now and then; a leak would show every time."""
+    """Ray itself opens handles and threads now and then; a leak shows in every window."""
     process, counts = psutil.Process(), []
     for num_cycles in (50, *[1000] * WINDOWS):
         for i in range(num_cycles):
@@ -168,7 +168,7 @@ def test_nothing_is_left_after_close(cluster: None, backend_name: str) -> None:
     queue.close()
     for folder in ("/dev/shm", tempfile.gettempdir()):
         assert glob.glob(f"{folder}/*{queue.spec.run}*") == []
-    deadline = time.monotonic() + 20  # Ray ends actors on its own time
+    deadline = time.monotonic() + 20  # Ray ends actors asynchronously
     while (left := _actors_of(queue)) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert left == []

@@ -1,4 +1,4 @@
-"""Rows that the storage contract puts and compares, and processes that do so. Imports no pytest: they need none."""
+"""Rows for the storage contract, and Ray actors that put and compare them. Workers import it, so it needs no pytest."""
 
 from __future__ import annotations
 
