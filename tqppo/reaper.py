@@ -47,6 +47,7 @@ def claim(folder: Path) -> Claim:
     pending = folder / f"{LOCK}.pending"
     descriptor = os.open(pending, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.write(descriptor, f"{os.getpid()}\n".encode())  # for people who look at the folder; no code relies on it
     os.rename(pending, folder / LOCK)  # after the flock, so that a lock file without a lock means a dead owner
     made = Claim(folder, descriptor)
     _held.add(made)
@@ -57,11 +58,10 @@ def reap(parent: Path, prefix: str, discard: Callable[[Path], None] | None = Non
     """Delete this user's folders `parent/prefix*` whose owner is dead; returns their names.
 
     `discard` runs before a folder's files are deleted. A folder without a lock file is left alone unless it is older
-    than the grace period and empty: the remains of a `claim` that was cut short, never somebody's data.
+    than the grace period and empty, which is what a `claim` leaves that is killed halfway; it never holds data.
     """
-    reaped = [
-        folder.name for folder in sorted(parent.glob(f"{prefix}*")) if _is_ours(folder) and _reap(folder, discard)
-    ]
+    found = [folder for folder in sorted(parent.glob(f"{prefix}*")) if _is_ours(folder)]
+    reaped = [folder.name for folder in found if _reap(folder, discard)]
     if reaped:
         log.info("removed from %s what dead runs left: %s", parent, ", ".join(reaped))
     return reaped

@@ -1,8 +1,10 @@
-"""Files of the queue that a process keeps open and mapped: filling page tables costs more than reading the bytes.
+"""Files of the queue that a process keeps open and mapped, because filling page tables costs more than reading bytes.
 
-A file is used under a lock, the lease; between two leases it stays mapped, but others may write it again or delete it.
-A deleted file gives its memory back with its last lease, whoever still has it mapped; if the last holder was killed,
-when the others use a file again.
+`make bench-queue` shows what that buys: the lines by "remapped" map each block anew whenever it is read.
+
+A process uses a file under a lock, its lease. Between two leases the file stays mapped, but other processes may reuse
+or delete it. The memory of a deleted file is freed with its last lease even if other processes have it mapped; if the
+last holder was killed, when one of the others next uses any file.
 """
 
 from __future__ import annotations
@@ -18,36 +20,36 @@ import numpy as np
 
 from tqppo.queue.blocks.block import Bytes
 
-Spans = Sequence[tuple[int, int]]  # from start to stop
-MOST = 32  # files that a process keeps for reading, and as many for writing; two handles each
-_forks = 0
+Spans = Sequence[tuple[int, int]]  # (start, stop)
+MAX_IDLE_FILES = 32  # that a process keeps for reading, and as many for writing; each takes two descriptors
+_num_forks = 0
 
 
 def _count_fork() -> None:
-    global _forks
-    _forks += 1
+    global _num_forks
+    _num_forks += 1
 
 
-# Also after the fork: other threads may take leases between our hook and the fork itself.
+# Counted before and after the fork, because another thread may take a lease between the first hook and the fork.
 os.register_at_fork(before=_count_fork, after_in_parent=_count_fork, after_in_child=_count_fork)
 
 
 class LeasedFile:
-    """An open file, mapped when it is used. What nobody refers to any more is closed, and so unlocked."""
+    """An open file, mapped when it is used. Dropping the last reference closes it, and so ends its lease."""
 
     def __init__(self, path: str, name: str, flags: int = os.O_RDWR) -> None:
         self.name = name
         self.handle = os.open(path, flags | os.O_CLOEXEC, 0o600)
         self.memory: mmap.mmap | None = None
         self._lease = fcntl.LOCK_UN
-        self._forks = _forks
+        self._forks_at_open = _num_forks
 
     def __del__(self) -> None:
         with contextlib.suppress(AttributeError):  # it could not be opened
             os.close(self.handle)
 
     def lock(self, kind: int) -> bool:
-        """Take the lease, LOCK_SH or LOCK_EX; False: somebody else's is in the way."""
+        """Take the lease, LOCK_SH or LOCK_EX; False if the lease of another process prevents it."""
         try:
             fcntl.flock(self.handle, kind | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -56,7 +58,7 @@ class LeasedFile:
         return True
 
     def unlock(self) -> None:
-        """End the lease. What is deleted, and nobody's any more, gives its memory back at once."""
+        """End the lease. If the file is deleted and no lease is left, free its memory."""
         if self._lease == fcntl.LOCK_SH and self.is_forked():
             return  # a child may still read it; the lease ends when both have closed the file
         fcntl.flock(self.handle, fcntl.LOCK_UN)
@@ -64,8 +66,8 @@ class LeasedFile:
             os.ftruncate(self.handle, 0)
 
     def is_forked(self) -> bool:
-        """Another process has inherited it: what one locks, the other unlocks."""
-        return self._forks != _forks
+        """Whether a forked process shares this file. The lock is shared too: if one releases it, both lose it."""
+        return self._forks_at_open != _num_forks
 
     def is_deleted(self) -> bool:
         return os.fstat(self.handle).st_nlink == 0
@@ -74,25 +76,27 @@ class LeasedFile:
         return os.fstat(self.handle).st_size
 
     def map(self, num_bytes: int, access: int) -> mmap.mmap:
-        """The whole file's memory, of which the caller knows that it has so many bytes."""
+        """The memory of the whole file, which must have at least this many bytes."""
         if self.memory is None or len(self.memory) < num_bytes:
+            if access == mmap.ACCESS_WRITE:  # on a full disk a hole would be SIGBUS at the first write, not ENOSPC here
+                os.posix_fallocate(self.handle, 0, self.size())
             self.memory = mmap.mmap(self.handle, 0, access=access)
         return self.memory
 
 
 def discard(path: str) -> None:
-    """Delete a file and, unless somebody is using it, give its memory back, whoever has it mapped."""
+    """Delete a file. Unless a process has a lease on it, free its memory even if it is mapped somewhere."""
     with contextlib.suppress(FileNotFoundError):
         file = LeasedFile(path, "")
         os.unlink(path)
         file.unlock()
 
 
-class Kept:
-    """A process's files between two leases: at most one of a name, and those used least recently go first.
+class IdleFiles:
+    """The files of a process between two leases: at most one of each name. The least recently used are closed first.
 
-    Readers' files come back when their last array is found to be garbage: in any thread, and in the middle of anything.
-    There is no lock to wait for then, nor after a fork; every step is one operation of a dict.
+    The garbage collector returns readers' files in any thread and between any two instructions, and a fork may copy a
+    held lock. So there is no lock; every step is one atomic operation of a dict.
     """
 
     def __init__(self) -> None:
@@ -102,24 +106,24 @@ class Kept:
         return name in self._idle
 
     def has_room(self) -> bool:
-        return len(self._idle) < MOST
+        return len(self._idle) < MAX_IDLE_FILES
 
     def take(self, name: str) -> LeasedFile | None:
         file = self._idle.pop(name, None)
         return None if file is None or file.is_forked() else file
 
     def take_back(self, file: LeasedFile) -> None:
-        """End a file's lease, and keep it if its mapping may be used again."""
+        """End a file's lease, and keep the file if its mapping may be used again."""
         file.unlock()
         if file.memory is not None and not file.is_forked():
             self._idle.pop(file.name, None)
             self._idle[file.name] = file
-        self._let_go()
+        self._close_excess()
 
-    def _let_go(self) -> None:
-        """Of files that were deleted, and of the oldest if there are too many."""
+    def _close_excess(self) -> None:
+        """Close deleted files, and the oldest while there are too many."""
         names = list(self._idle)
-        excess = len(names) - MOST
+        excess = len(names) - MAX_IDLE_FILES
         for i, name in enumerate(names):
             idle = self._idle.get(name)
             if idle is None or (i >= excess and not idle.is_deleted()):
@@ -131,25 +135,25 @@ class Kept:
     def lend(self, file: LeasedFile, num_bytes: int, used: Spans) -> Bytes:
         """The bytes of a file, under a lease that ends with the last array over them.
 
-        Copy-on-write: the reader may change them within what it uses, and nobody else sees that.
+        The mapping is copy-on-write: the reader may change the spans that it uses, and no other process sees that.
         """
-        lent = np.frombuffer(file.map(num_bytes, mmap.ACCESS_COPY), np.uint8, num_bytes)
+        lent: Bytes = np.frombuffer(file.map(num_bytes, mmap.ACCESS_COPY), np.uint8, num_bytes)
         address = lent.__array_interface__["data"][0]
         weakref.finalize(lent, self._return, file, address, used).atexit = False
         return lent
 
     def _return(self, file: LeasedFile, address: int, used: Spans) -> None:
-        assert file.memory is not None, "it was lent"
+        assert file.memory is not None, "only mapped files are lent"
         try:
             for start, num_bytes in _private_pages(address, used):
                 file.memory.madvise(mmap.MADV_DONTNEED, start, num_bytes)
-        except OSError:  # this system does not tell what was written, so the mapping is not used again
+        except OSError:  # without a readable page table the changed pages are unknown, so the mapping is not reused
             file.memory = None
         self.take_back(file)
 
 
 def _private_pages(address: int, used: Spans) -> list[tuple[int, int]]:
-    """(start, bytes) within a copy-on-write mapping: of each span, from the first page that was written to the last."""
+    """(start, bytes) within a copy-on-write mapping: per span, from the first to the last page that was written."""
     found = []
     pagemap = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -159,7 +163,7 @@ def _private_pages(address: int, used: Spans) -> list[tuple[int, int]]:
             count = os.preadv(pagemap, [entries.view(np.uint8).data], (address // mmap.PAGESIZE + first) * 8)
             if count != entries.nbytes:
                 raise OSError("the page table ends early")
-            state = entries >> np.uint64(61)  # present, swapped, of a file
+            state = entries >> np.uint64(61)  # bit 2: present, bit 1: swapped, bit 0: of a file
             private = np.flatnonzero((state == 4) | (state == 2))
             if len(private):
                 start, stop = first + int(private[0]), first + int(private[-1]) + 1

@@ -1,4 +1,4 @@
-"""One Ray actor per node, found by name: started from the index's process, which outlives every producer."""
+"""One Ray actor per node, found by name. The index's process starts them, because it outlives every producer."""
 
 from __future__ import annotations
 
@@ -10,73 +10,74 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from tqppo.errors import DataLost
 from tqppo.protocols import StorageSpec
-from tqppo.queue.link.calls import GRACE_S, START_S, Pulse, Remote, Silence
+from tqppo.queue.link.calls import GRACE_S, START_S, Heartbeat, NoAnswer, RayReply
+
+ActorHandle = Any  # Ray makes an actor's methods at run time
 
 
 class NodeActor:
-    """What every such actor answers."""
+    """What every storage actor answers."""
 
     def ready(self) -> bool:
         return True
 
-    @ray.method(concurrency_group="pulse")  # a thread of its own: answered whatever else is under way
+    @ray.method(concurrency_group="ping")  # a thread of its own, so that it answers while other calls run
     def ping(self) -> None:
         return None
 
 
 class NodeActors:
-    """The storage actors of a run, by node. Who did not start them looks them up."""
+    """The storage actors of a run, by node: started here, or looked up by their names."""
 
     def __init__(self, spec: StorageSpec) -> None:
         self.spec = spec
-        self._started: dict[str, Any] = {}
-        self._found: dict[str, Any] = {}
-        self._pulses: dict[str, Pulse] = {}
+        self._started: dict[str, ActorHandle] = {}
+        self._found: dict[str, ActorHandle] = {}
+        self._heartbeats: dict[str, Heartbeat] = {}
 
-    async def start(self, node: str, actor_class: type, *args: Any) -> None:
+    async def start(self, node: str, actor_class: type, *args: object) -> None:
         """Start the node's actor and wait until it is ready; it takes no CPU from the plan."""
         options = {
             "name": self._name(node),
             "num_cpus": 0,
-            "max_concurrency": 4,  # a large copy does not hold up small requests
-            "concurrency_groups": {"pulse": 1},
+            "max_concurrency": 4,  # small requests are answered during a large copy
+            "concurrency_groups": {"ping": 1},
             "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False),
         }
-        make: Any = ray.remote
-        actor = make(**options)(actor_class).remote(*args)
-        await Remote(actor.ready.remote(), who(node), max(self.spec.timeout_s, START_S))
+        actor: ActorHandle = ray.remote(**options)(actor_class).remote(*args)  # type: ignore[call-overload]
+        await RayReply(actor.ready.remote(), describe(node), max(self.spec.timeout_s, START_S))
         self._started[node] = self._found[node] = actor
 
     def __contains__(self, node: str) -> bool:
         return node in self._started
 
     def nodes(self) -> list[str]:
-        """Where actors were started from here."""
+        """The nodes whose actors were started here."""
         return list(self._started)
 
-    def of(self, node: str) -> Any:
+    def get(self, node: str) -> ActorHandle:
         if node not in self._found:
             try:
                 self._found[node] = ray.get_actor(self._name(node))
             except ValueError as error:
-                raise DataLost(f"{who(node)} is gone") from error
+                raise DataLost(f"{describe(node)} is gone") from error
         return self._found[node]
 
-    def ask(self, node: str, method: str, *args: Any) -> Remote:
-        """Call the node's actor; that it is dead or silent shows within seconds, however long the answer may take."""
-        reply = getattr(self.of(node), method).remote(*args)
-        return Remote(reply, who(node), self.spec.timeout_s, [self.pulse(node)])
+    def ask(self, node: str, method: str, *args: object) -> RayReply:
+        """Call the node's actor. A dead or unresponsive actor is an error within seconds, a slow one is waited for."""
+        reply = getattr(self.get(node), method).remote(*args)
+        return RayReply(reply, describe(node), self.spec.timeout_s, [self.heartbeat(node)])
 
-    def pulse(self, node: str) -> Pulse:
-        if node not in self._pulses:
-            self._pulses[node] = Pulse(lambda: self.of(node).ping.remote())
-        return self._pulses[node]
+    def heartbeat(self, node: str) -> Heartbeat:
+        if node not in self._heartbeats:
+            self._heartbeats[node] = Heartbeat(lambda: self.get(node).ping.remote())
+        return self._heartbeats[node]
 
     async def close(self) -> None:
-        """End the actors that were started here; one that is dead or silent has nothing to say about it."""
+        """End the actors that were started here, whether or not they answer."""
         for node, actor in self._started.items():
-            with contextlib.suppress(DataLost, Silence):
-                await Remote(actor.close.remote(), who(node), GRACE_S)
+            with contextlib.suppress(DataLost, NoAnswer):
+                await RayReply(actor.close.remote(), describe(node), GRACE_S)
             ray.kill(actor)
         self._started = {}
 
@@ -84,9 +85,10 @@ class NodeActors:
         return f"tqppo-{self.spec.run}-storage-{node[:16]}"
 
 
-def who(node: str) -> str:
+def describe(node: str) -> str:
+    """A node's storage, in messages."""
     return f"the storage of node {node}"
 
 
 def this_node() -> str:
-    return ray.get_runtime_context().get_node_id()
+    return str(ray.get_runtime_context().get_node_id())

@@ -1,8 +1,8 @@
-"""Shared-memory files of one run on one node: read copy-on-write where they are, and written again.
+"""Shared-memory files of one run on one node: mapped copy-on-write by readers, and reused for later blocks.
 
-A reader's lease is a shared `flock` for as long as it uses the bytes, and the kernel ends it with the process; a
-file is written again only under an exclusive one. `live/FILE.BLOCK` holds a block, its place in the storage's words;
-`free/SIZE-FILE` waits to be used again.
+A reader holds a shared `flock`, its lease, for as long as it uses the bytes; the kernel releases it when the process
+ends. A file is reused only under an exclusive lock. `live/FILE.BLOCK` holds a block and is the `place` of its locator;
+`free/SIZE-FILE` is free for reuse.
 """
 
 from __future__ import annotations
@@ -12,126 +12,133 @@ import errno
 import fcntl
 import mmap
 import os
+import shutil
 import time
 import uuid
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from tqppo import reaper
 from tqppo.errors import QueueError
-from tqppo.queue.blocks.block import Block, BlockView, Layout, parse
+from tqppo.queue.blocks.block import Block, BlockView, Buffer, Bytes, Layout, parse
 
-from .folders import SHARED, choose_parent, delete, parents, reap
-from .mappings import Kept, LeasedFile, discard
+from .folders import SHARED, choose_parent, discard_files, parents, reap
+from .mappings import IdleFiles, LeasedFile, discard
 
-SMALL = 256 * 1024  # bytes; what is smaller is read into private memory, and its file deleted: new pages cost little
-TRIES = 40  # half a millisecond each, to read a file that somebody has locked
+SMALL_BYTES = 256 * 1024  # a smaller block is copied by readers and its file is not reused: its pages cost little
+LOCK_TRIES = 40  # half a millisecond apart, to read a file that another process has locked
 _MAX_WRITE = 1 << 30  # bytes per system call
 
 
 class Segments:
-    """The files of one run on this node. Any process of the node may hold one of these."""
+    """The files of one run on this node; every process that reads or writes them has its own object."""
 
     def __init__(self, folder: Path, budget_bytes: int) -> None:
         self.folder, self.budget_bytes = folder, budget_bytes
         self._live, self._free = f"{folder}/live/", f"{folder}/free/"
-        self._may_map = SHARED in folder.parents  # elsewhere a page may be missing when the disk is full
-        self._read, self._written = Kept(), Kept()
-        self._untrimmed = 0  # bytes of small files since free ones were counted
-        self._lock = -1
+        self._may_map = SHARED in folder.parents  # a copy-on-write file system can be full even for allocated pages
+        self._read, self._written = IdleFiles(), IdleFiles()
+        self._untrimmed = 0  # bytes of small files since the last trim
+        self._claim: reaper.Claim | None = None
 
     @staticmethod
     def create(name: str, budget_bytes: int, base: str = "") -> Segments:
         """Make the folder of a run on this node and own it until this process ends or `remove` is called."""
         for folder in parents(base):
             reap(folder)
-        parent = choose_parent(budget_bytes, base)
-        hidden = parent / f".tqppo-{uuid.uuid4().hex}"  # under its name only once it is locked: never reaped half made
-        for part in (hidden, hidden / "live", hidden / "free"):
-            part.mkdir(mode=0o700)
-        lock = os.open(hidden / "owner", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.write(lock, f"{os.getpid()}\n".encode())
-        os.rename(hidden, parent / name)
-        segments = Segments(parent / name, budget_bytes)
-        segments._lock = lock
+        claim = reaper.claim(choose_parent(budget_bytes, base) / name)
+        for part in ("free", "live"):  # `find` looks for the last one
+            (claim.folder / part).mkdir(mode=0o700)
+        segments = Segments(claim.folder, budget_bytes)
+        segments._claim = claim
         return segments
 
     @staticmethod
     def find(name: str, budget_bytes: int, base: str = "") -> Segments | None:
-        """The folder that the run's owner made on this node."""
+        """The files in the folder that the run's owner made on this node; None if there is no such folder."""
         for parent in parents(base):
             if (parent / name / "live").is_dir():
                 return Segments(parent / name, budget_bytes)
         return None
 
     def remove(self) -> None:
-        delete(self.folder)
-        self._read, self._written = Kept(), Kept()
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+        """Delete the folder, if this process owns it."""
+        self._read, self._written = IdleFiles(), IdleFiles()
+        if self._claim is not None:
+            self._claim.release(discard_files)
+            self._claim = None
 
     # -- writing ---------------------------------------------------------------------------------------------------
 
     def write(self, block: Block) -> str:
-        """Place a block; answers where."""
-        file = self._claim(block) or self._new(block)
+        """Write a block; returns its place."""
+        file = self._reuse(block) or self._new(block)
         try:
             self._fill(file, block)
         except OSError as error:
             discard(self._live + _place(file.name, block))
-            raise QueueError(f"node out of memory for the queue: {self.folder}: {error.strerror}") from error
+            raise self._out_of_memory(block.num_bytes, error) from error
         finally:
             self._written.take_back(file)
         return _place(file.name, block)
 
+    def _out_of_memory(self, num_bytes: int, error: OSError) -> QueueError:
+        free = shutil.disk_usage(self.folder).free
+        return QueueError(
+            f"node out of memory for the queue: a block needs {num_bytes:,} bytes, and {self.folder} has {free:,} free "
+            f"({error.strerror})"
+        )
+
     def _fill(self, file: LeasedFile, block: Block) -> None:
-        if self._is_mapped_for(file, block.num_bytes):
-            _copy(block, file.map(block.num_bytes, mmap.ACCESS_WRITE))
-            os.utime(file.handle)  # as a write would have done
-            return
-        file.memory = None  # it may not cover all of the file any more
+        """Write a block to a file; if the disk is full, once more after all free files are deleted."""
         try:
-            _write_all(block, file.handle)
+            self._copy_into(file, block)
         except OSError as error:
             if error.errno != errno.ENOSPC or not self._spare():
                 raise
             self._trim(0, limit=0)
+            self._copy_into(file, block)
+
+    def _copy_into(self, file: LeasedFile, block: Block) -> None:
+        if self._is_mapped_for(file, block.num_bytes):
+            _copy(block, file.map(block.num_bytes, mmap.ACCESS_WRITE))
+            os.utime(file.handle)  # writes through a mapping do not set the time that `sweep` reads
+        else:
+            file.memory = None  # the file may grow beyond it
             _write_all(block, file.handle)
 
-    def _claim(self, block: Block) -> LeasedFile | None:
-        """A free file of about the right size that nobody reads any more, opened and locked; if possible, mapped."""
+    def _reuse(self, block: Block) -> LeasedFile | None:
+        """A free file of about the right size without readers, opened and locked; preferably one that is mapped."""
         wanted = block.num_bytes
-        if wanted < SMALL:
+        if wanted < SMALL_BYTES:
             return None
         fitting = sorted(
             (_name(free) not in self._written, abs(size - wanted) + (size < wanted) * wanted, free)
             for size, free in self._spare()
             if wanted // 2 <= size <= wanted + wanted // 4
         )
-        return next((file for *_, free in fitting if (file := self._claimed(free, block)) is not None), None)
+        return next((file for *_, free in fitting if (file := self._taken(free, block)) is not None), None)
 
-    def _claimed(self, free: str, block: Block) -> LeasedFile | None:
+    def _taken(self, free: str, block: Block) -> LeasedFile | None:
         name, place = _name(free), self._live + _place(_name(free), block)
         try:
-            os.rename(self._free + free, place)  # before it is locked: a block that somebody has published never is
+            os.rename(self._free + free, place)  # before locking: a published block is never locked by a writer
             file = self._written.take(name) or LeasedFile(place, name)
-        except FileNotFoundError:  # claimed by somebody else
+        except FileNotFoundError:  # another writer took it
             return None
-        if file.lock(fcntl.LOCK_EX) and os.path.exists(place):  # unless it was swept meanwhile, as a block unknown
+        if file.lock(fcntl.LOCK_EX) and os.path.exists(place):  # a sweep may have freed it, as an unknown block
             return file
         with contextlib.suppress(FileNotFoundError):
-            os.rename(place, self._free + free)  # somebody still reads it
+            os.rename(place, self._free + free)  # a reader has a lease
         self._written.take_back(file)
         return None
 
     def _is_mapped_for(self, file: LeasedFile, num_bytes: int) -> bool:
-        """Whether to write by a mapping: as fast as memory once it is filled, slower than plain writes until then.
+        """Whether to write through a mapping: faster than a system call once its pages are filled, slower before.
 
-        Only within the file as it is: a page that cannot be had is an error in a write, and the end in a mapping.
+        Only within the current size of the file, because growing it can fail.
         """
         if file.memory is not None:
             return len(file.memory) >= num_bytes
@@ -142,7 +149,7 @@ class Segments:
 
     def _new(self, block: Block) -> LeasedFile:
         self._untrimmed += block.num_bytes
-        if block.num_bytes >= SMALL or self._untrimmed > self.budget_bytes // 16:
+        if block.num_bytes >= SMALL_BYTES or self._untrimmed > self.budget_bytes // 16:
             self._trim(block.num_bytes, limit=self.budget_bytes)
             self._untrimmed = 0
         name = uuid.uuid4().hex
@@ -151,7 +158,7 @@ class Segments:
         return file
 
     def _trim(self, num_bytes: int, limit: int) -> None:
-        """Delete free files until so many bytes more are within the limit."""
+        """Delete free files until there is room for this many bytes within the limit."""
         spare = sorted(self._spare())
         if not spare:
             return
@@ -162,18 +169,19 @@ class Segments:
             total -= size
 
     def free(self, place: str) -> None:
+        """Make the file of a block free for reuse; a small file is deleted. A place that is free already is ignored."""
         path = self._live + place
         try:
             size = os.stat(path).st_size
-            if size < SMALL:
+            if size < SMALL_BYTES:
                 os.unlink(path)
             else:
                 os.rename(path, f"{self._free}{size}-{_file(place)}")
         except FileNotFoundError:
-            pass  # freed already
+            pass
 
     def sweep(self, known: Collection[str], older_than_s: float) -> list[str]:
-        """Free blocks that are not known and were written long ago, unless somebody is writing them."""
+        """Free blocks that are not known and were written long ago, unless they are locked; returns their places."""
         swept = []
         for entry in os.scandir(self._live):
             if entry.name in known:
@@ -200,23 +208,23 @@ class Segments:
     # -- reading ---------------------------------------------------------------------------------------------------
 
     def read(self, place: str, block: str, num_bytes: int, columns: Sequence[str] | None = None) -> BlockView | None:
-        """The block, if the file still holds it; the bytes of these columns (None: all) are the caller's to change.
-        What is returned stays valid for as long as it is referenced."""
+        """A block, or None if it was freed. The caller may change the bytes of these columns (None: of all).
+        The memory stays valid for as long as the view is referenced."""
         file = self._read.take(_file(place)) or self._opened(place)
         if file is None or not self._lease(file, place):
-            return None  # freed, or being written again
+            return None  # freed, or being reused
         memory = self._memory(file, place, num_bytes)
-        layout = _layout(memory, block)
-        if layout is None:
+        layout = None if memory is None else _layout(memory, block)
+        if memory is None or layout is None:
             self._read.take_back(file)
             return None
-        if num_bytes >= SMALL:
+        if isinstance(memory, mmap.mmap):
             memory = self._read.lend(file, num_bytes, layout.spans(columns))
         return BlockView(layout, whole=memory, writable=True)
 
     def _lease(self, file: LeasedFile, place: str) -> bool:
-        """Lock a file to read it. Whoever sweeps may have it for a moment; then the block is still there."""
-        for _ in range(TRIES):
+        """Lock a file for reading. A sweep may have it locked for a moment although the block is still there."""
+        for _ in range(LOCK_TRIES):
             if file.lock(fcntl.LOCK_SH):
                 return True
             if not os.path.exists(self._live + place):
@@ -232,22 +240,23 @@ class Segments:
         except OSError as error:
             raise QueueError(f"a block cannot be opened: {self._live}{place}: {error.strerror}") from error
 
-    def _memory(self, file: LeasedFile, place: str, num_bytes: int) -> Any:
-        """What a locked file holds: mapped, or copied if it is small. Nothing, if it is not this block's any more."""
+    def _memory(self, file: LeasedFile, place: str, num_bytes: int) -> mmap.mmap | Bytes | None:
+        """The contents of a locked file: mapped, or copied if they are small. None if the file was reused."""
         try:
-            size = os.stat(self._live + place).st_size  # by name, because a kept file may hold another by now
+            size = os.stat(self._live + place).st_size  # by name, because an idle file may hold another block by now
         except FileNotFoundError:
             size = 0
         if size < num_bytes:
-            return b""
-        if num_bytes >= SMALL:
+            return None
+        if num_bytes >= SMALL_BYTES:
             return file.map(num_bytes, mmap.ACCESS_COPY)
         data = np.empty(num_bytes, np.uint8)
         os.preadv(file.handle, [data.data], 0)
         return data
 
 
-def _layout(data: Any, block: str) -> Layout | None:
+def _layout(data: Buffer, block: str) -> Layout | None:
+    """The layout of this block; None if the bytes are of another one."""
     try:
         layout = parse(data)
     except QueueError:
@@ -268,7 +277,7 @@ def _name(free: str) -> str:
 
 
 def _copy(block: Block, memory: mmap.mmap) -> None:
-    """The header comes last: a block that was cut short has none."""
+    """Write the header last, so that a block that was cut short has none."""
     data = np.frombuffer(memory, np.uint8)
     (_, header), *pieces = block.pieces
     data[: header.nbytes] = 0
@@ -297,7 +306,7 @@ def _write_all(block: Block, handle: int) -> None:
 
 
 def _first(buffers: list[memoryview]) -> list[memoryview]:
-    """As many buffers as one system call takes."""
+    """As many buffers as one system call can write."""
     batch, size = [], 0
     for buffer in buffers[:512]:
         batch.append(buffer[: _MAX_WRITE - size])

@@ -1,5 +1,5 @@
-"""SimpleStorage: blocks in shared-memory files of each node. On one node no process stands between writer and reader;
-across nodes, the node's storage actor serves its files."""
+"""SimpleStorage: blocks in shared-memory files on each node. Writers and readers of one node share the files directly;
+a node's storage actor serves them to readers on other nodes."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from tqppo.errors import DataLost
 from tqppo.protocols import Locator, StorageSpec
 from tqppo.queue.blocks.block import Block, BlockView, Bytes, parse
 
-from .folders import remove_run
+from .folders import PREFIX, remove_run
 from .nodes import NodeActor, NodeActors, this_node
 from .segments import Segments
 
-MANY = 64  # blocks; what is gathered from more is copied block by block, since each that is mapped costs two handles
+MAX_MAPPED_BLOCKS = 64  # of one read, because each mapped block takes two descriptors; with more, all are copied
 Request = tuple[str, str, int]  # place, block, bytes
 Pieces = tuple[bytes, dict[int, Bytes]]  # header, start → bytes
 
@@ -26,13 +26,13 @@ class SimpleStorage:
         self._node = ""
 
     async def start(self, node: str) -> None:
-        """Own this node's files. Once a second node joins, every node gets a server."""
+        """Create this node's files. Once a second node joins, start a server on every node."""
         if node == self.node:
             self._segments = Segments.create(folder_name(self.spec, node), self.spec.budget_bytes, self.spec.dir)
             return
         for each in (self.node, node):
             if each not in self._servers:
-                await self._servers.start(each, Server, self.spec, each)
+                await self._servers.start(each, FileServer, self.spec, each)
 
     async def write(self, block: Block) -> Locator:
         try:
@@ -47,7 +47,7 @@ class SimpleStorage:
         for i, locator in enumerate(locators):
             if locator.node == self.node:
                 view = self._here().read(*_request(locator), columns)
-                found[i] = view if view is None or len(locators) <= MANY else _copied(view, columns)
+                found[i] = view if view is None or len(locators) <= MAX_MAPPED_BLOCKS else _copied(view, columns)
             else:
                 elsewhere.setdefault(locator.node, []).append(i)
         replies = {
@@ -67,20 +67,20 @@ class SimpleStorage:
             else:
                 elsewhere.setdefault(locator.node, []).append(locator.place)
         for node, names in elsewhere.items():
-            self._servers.of(node).free.remote(names)
+            self._servers.get(node).free.remote(names)
 
     def sweep(self, known: Sequence[Locator], older_than_s: float) -> None:
         files = {locator.place for locator in known}
         self._here().sweep(files, older_than_s)
         for node in self._servers.nodes():
             if node != self.node:
-                self._servers.of(node).sweep.remote(files, older_than_s)
+                self._servers.get(node).sweep.remote(files, older_than_s)
 
     async def close(self) -> None:
         await self._servers.close()
         if self._segments is not None:
             self._segments.remove()
-        remove_run(f"tqppo-{self.spec.run}-", self.spec.dir)  # an owner that was killed could not do it
+        remove_run(f"{PREFIX}{self.spec.run}-", self.spec.dir)  # also those of owners that were killed
 
     @property
     def node(self) -> str:
@@ -89,14 +89,14 @@ class SimpleStorage:
         return self._node
 
     def _here(self) -> Segments:
-        """This node's files; their owner has made them before anybody writes."""
+        """This node's files, which `start` has created before the first write."""
         if self._segments is None:
             self._segments = find(self.spec, self.node)
         return self._segments
 
 
-class Server(NodeActor):
-    """The actor of a node: owns the node's files if nobody does yet, and sends blocks to readers on other nodes."""
+class FileServer(NodeActor):
+    """The storage actor of a node: creates the node's files if there are none, and sends blocks to other nodes."""
 
     def __init__(self, spec: StorageSpec, node: str) -> None:
         name = folder_name(spec, node)
@@ -129,7 +129,7 @@ def _copied(view: BlockView, columns: Sequence[str] | None) -> BlockView:
 
 
 def folder_name(spec: StorageSpec, node: str) -> str:
-    return f"tqppo-{spec.run}-{node[:12]}"
+    return f"{PREFIX}{spec.run}-{node[:12]}"
 
 
 def find(spec: StorageSpec, node: str) -> Segments:

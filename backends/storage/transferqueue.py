@@ -1,8 +1,8 @@
 """TransferQueueStorage: blocks in the PyPI package TransferQueue (extra `transferqueue`), with our index on top.
 
-A block is one row of one field there, so that its cost per row and column does not arise; what is missing is an
-error, and every call has a deadline. What stays as it is: one such storage per Ray cluster, its own unauthenticated
-port on the node's address, and pickle on its wire. Prefer `simple` or `ray`, unless TransferQueue is a must.
+A block is one row of one field of TransferQueue, which avoids its cost per row and column. Missing data is an error,
+and every call has a deadline. Its limits remain: one such storage per Ray cluster, an unauthenticated port on the
+node's address, and pickle on the wire. Prefer `simple` or `ray` unless TransferQueue is required.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any
+from types import ModuleType
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import ray
@@ -22,9 +23,11 @@ import torch
 from tqppo.errors import BackendError
 from tqppo.protocols import Locator, StorageSpec
 from tqppo.queue.blocks.block import Block, BlockView, parse
-from tqppo.queue.link.calls import Waiting
+from tqppo.queue.link.calls import Pending
 
 from .nodes import this_node
+
+T = TypeVar("T")
 
 FIELD = "block"
 UNITS = 1  # storage processes; TransferQueue reserves a CPU for each
@@ -37,13 +40,13 @@ class TransferQueueStorage:
         if not spec.distributed:
             raise BackendError("storage 'transferqueue' needs Ray; use storage 'simple' for a queue in one process")
         self.spec = spec
-        self._thread: Thread | None = None
+        self._thread: CallThread | None = None
         self._is_attached = False
-        self._is_founder = False  # brought TransferQueue up, and will take it down
+        self._is_founder = False  # started TransferQueue, and stops it
         self._node = ""
 
     async def start(self, node: str) -> None:
-        """The first node brings TransferQueue up; it serves the others too."""
+        """Start TransferQueue for the first node; it serves the other nodes too."""
         await self._call("start", self._client)
 
     async def write(self, block: Block) -> Locator:
@@ -91,15 +94,15 @@ class TransferQueueStorage:
     def _get(self, names: Sequence[str]) -> list[BlockView | None]:
         client = self._client()
         there = client.kv_list(self.spec.run).get(self.spec.run, {})
-        wanted = [name for name in names if name in there]  # it would leave the others out without a word
+        wanted = [name for name in names if name in there]  # TransferQueue omits missing rows silently
         if not wanted:
             return [None] * len(names)
         found = client.kv_batch_get(wanted, self.spec.run, select_fields=[FIELD])[FIELD].unbind()
         views = {name: _view(row) for name, row in zip(wanted, found, strict=True)}
         return [views.get(name) for name in names]
 
-    def _client(self) -> Any:
-        """The package, connected; on its own thread, because it waits for Ray and sockets."""
+    def _client(self) -> ModuleType:
+        """The package, connected. Runs in the call thread, because it blocks on Ray and sockets."""
         import transfer_queue
         from omegaconf import OmegaConf
 
@@ -108,42 +111,43 @@ class TransferQueueStorage:
             if controller is None:
                 self._check_cpu()
             if controller is None or controller != _attached.get("controller"):
-                transfer_queue.close()  # what this process knows of an earlier queue, which is gone
+                transfer_queue.close()  # drops this process's connection to an earlier queue
                 transfer_queue.init(OmegaConf.create({"backend": {"SimpleStorage": {"num_data_storage_units": UNITS}}}))
                 self._is_founder = controller is None
                 _attached["controller"] = _controller()
             self._is_attached = True
-        return transfer_queue
+        return cast(ModuleType, transfer_queue)
 
     def _check_cpu(self) -> None:
-        """TransferQueue would wait for ever for a CPU that is not there."""
-        free = ray.available_resources().get("CPU", 0.0)
+        """Raise if Ray has too few free CPUs; TransferQueue would wait for them forever."""
+        resources: Callable[[], dict[str, float]] = ray.available_resources  # Ray leaves it untyped
+        free = resources().get("CPU", 0.0)
         if free < UNITS + 1:
             raise BackendError(
                 f"storage 'transferqueue' reserves {UNITS + 1} CPUs for itself, and Ray has {free:g} to spare; "
                 "use storage 'simple' or 'ray', or a larger cluster"
             )
 
-    def _submit(self, call: Callable[[], Any]) -> Future[Any]:
+    def _submit(self, call: Callable[[], T]) -> Future[T]:
         if self._thread is None:
-            self._thread = Thread()
+            self._thread = CallThread()
         return self._thread.submit(call)
 
-    def _call(self, name: str, call: Callable[[], Any]) -> Waiting:
+    def _call(self, name: str, call: Callable[[], T]) -> Pending[T]:
         future = self._submit(call)
-        late = Waiting(future, lambda: f"TransferQueue did not answer to {name}", lambda: not future.done())
-        return late.within(self.spec.timeout_s)
+        pending = Pending(future, lambda: f"TransferQueue did not answer to {name}", lambda: not future.done())
+        return pending.within(self.spec.timeout_s)
 
 
-class Thread:
-    """Runs calls one after the other. Unlike an executor's, a call that never ends does not keep the process alive."""
+class CallThread:
+    """Runs calls one after the other. Unlike an executor, it does not keep the process alive if a call never ends."""
 
     def __init__(self) -> None:
-        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[tuple[Callable[[], object], Future[Any]] | None] = queue.SimpleQueue()
         threading.Thread(target=self._run, name="transferqueue", daemon=True).start()
 
-    def submit(self, call: Callable[[], Any]) -> Future[Any]:
-        future: Future[Any] = Future()
+    def submit(self, call: Callable[[], T]) -> Future[T]:
+        future: Future[T] = Future()
         future.set_running_or_notify_cancel()
         self._calls.put((call, future))
         return future
@@ -156,7 +160,7 @@ class Thread:
             call, future = next_call
             try:
                 future.set_result(call())
-            except BaseException as error:  # noqa: BLE001 (it is the caller's to handle)
+            except BaseException as error:  # noqa: BLE001 (the caller handles it)
                 future.set_exception(error)
 
 
@@ -169,9 +173,9 @@ _attached: dict[str, str | None] = {"controller": None}  # the package keeps one
 
 
 def _controller() -> str | None:
-    """Which TransferQueue runs in this cluster, if one does."""
+    """The id of the TransferQueue that runs in this cluster; None if none does."""
     try:
-        return ray.get_actor("TransferQueueController", namespace="transfer_queue")._actor_id.hex()
+        return str(ray.get_actor("TransferQueueController", namespace="transfer_queue")._actor_id.hex())
     except ValueError:
         return None
 

@@ -3,13 +3,17 @@
     make bench-queue                                # everything
     python tests/bench/data_plane.py --parts text256 rows --subjects simple peer
 
-Parts: text64, text256, text1024, images64, rows, columns. (The file cannot be called queue.py: run from this folder,
-Python would take it for its own module of that name.)
+Parts: text64, text256, text1024, images64, rows, columns. Two subjects are `simple` without one of its optimisations,
+and a second table shows what each of those buys: "over ray" makes every call to the index a Ray call instead of using
+the local socket (queue/link/wire.py), "remapped" maps a block anew for every read instead of keeping mappings
+(backends/storage/mappings.py). (The file cannot be called queue.py, because run from this folder it would shadow
+Python's module of that name.)
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -23,12 +27,13 @@ os.environ.setdefault("COLUMNS", "100")  # of a terminal that does not say: the 
 import numpy as np
 import ray
 import torch
-from harness import Timing, cpu_seconds, interleaved, publish
+from harness import Timing, cpu_seconds, interleaved, publish, show
 from torch import Tensor
 from torch.nested._internal.nested_tensor import NestedTensor
 
 from tqppo.columns import Column, Kind, declare
 from tqppo.queue.client import BatchMeta, Queue
+from tqppo.queue.link.calls import run
 
 Payload = dict[str, Tensor]
 
@@ -87,7 +92,7 @@ def payload(part: str) -> Payload:
 
 
 def flat(tensor: Tensor) -> Tensor:
-    """The values of a jagged tensor, by attribute: its methods cost more than the reading of a small column."""
+    """The values of a jagged tensor, by attribute, because its methods cost more than reading a small column."""
     return tensor._values if isinstance(tensor, NestedTensor) else tensor
 
 
@@ -113,20 +118,55 @@ class Ours:
     def __init__(self, storage: str) -> None:
         self.queue = Queue.create(storage, budget_bytes=2 << 30, timeout_s=120)
 
+    def connected(self) -> Queue:
+        return self.queue
+
     def put(self, keys: list[str], data: Payload) -> BatchMeta:
-        return self.queue.put(keys, data)
+        return self.connected().put(keys, data)
 
     def get(self, batch: BatchMeta, columns: list[str]) -> dict[str, Any]:
-        return self.queue.get(batch, columns)
+        return self.connected().get(batch, columns)
 
     def rows(self, batch: BatchMeta, places: Sequence[int]) -> BatchMeta:
         return batch.take(places)
 
     def clear(self, batch: BatchMeta) -> None:
-        self.queue.clear(batch)
+        self.connected().clear(batch)
 
     def close(self) -> None:
         self.queue.close()
+
+
+class OverRay(Ours):
+    """`simple` without the local socket."""
+
+    def connected(self) -> Queue:
+        self.queue.aio.connection.link._is_near = False  # type: ignore[attr-defined]
+        return self.queue
+
+
+class Remapped(Ours):
+    """`simple` without kept mappings for readers."""
+
+    def connected(self) -> Queue:
+        storage: Any = run(self.queue.aio.connection.storage())
+        files = storage._here()
+        if not hasattr(files._read, "keeps_nothing"):
+            files._read = self._fresh_mappings()
+        return self.queue
+
+    @staticmethod
+    def _fresh_mappings() -> Any:
+        mappings = importlib.import_module("tqppo_backends.storage.mappings")
+
+        class FreshMappings(mappings.IdleFiles):  # type: ignore[misc,name-defined]
+            keeps_nothing = True
+
+            def _return(self, file: Any, address: int, used: Any) -> None:
+                file.memory = None
+                self.take_back(file)
+
+        return FreshMappings()
 
 
 class Peer:
@@ -164,9 +204,24 @@ class Peer:
         transfer_queue.close()
 
 
+SUBJECTS: dict[str, Callable[[], Any]] = {
+    "peer": Peer,
+    "simple": lambda: Ours("simple"),
+    "ray": lambda: Ours("ray"),
+    "over ray": lambda: OverRay("simple"),
+    "remapped": lambda: Remapped("simple"),
+}
+WITHOUT = {"over ray": "local socket", "remapped": "kept mappings"}  # subject → the optimisation of `simple` it lacks
+
+
+def repeated(count: int) -> dict[str, int]:
+    """How often an operation is repeated per measurement: once for the peer, which is slow."""
+    return dict.fromkeys([*SUBJECTS, "memcpy"], count) | {"peer": 1}
+
+
 def wear_in() -> None:
-    """Use Ray's memory once, as a run does in its first steps: a page that this process has not seen yet costs more
-    than the copy into it. What is left alone is what Ray would move to disk."""
+    """Touch Ray's memory once, as the first steps of a run do, because the first use of a page costs more than the
+    copy into it. A quarter stays untouched, or Ray would spill to disk."""
     piece = np.ones(64 << 20, np.uint8)
     held = [ray.put(piece) for _ in range(3 * STORE_BYTES // 4 // piece.nbytes)]
     del held
@@ -179,7 +234,7 @@ def names(rows: int) -> list[str]:
 
 @ray.remote(num_cpus=0)
 class Producer:
-    """Has a payload, as a rollout worker has its trajectories."""
+    """Holds a payload, as a rollout worker holds its trajectories."""
 
     def __init__(self, subjects: dict[str, Any]) -> None:
         torch.set_num_threads(1)
@@ -195,7 +250,7 @@ class Producer:
         return self.subjects[subject].put(self.keys, self.data)
 
     def hand_over(self) -> dict[str, tuple[np.ndarray, np.ndarray | None]]:
-        """The batch itself, in the form that costs Ray least: plain arrays, and lengths of ragged rows."""
+        """The batch in the form that is cheapest for Ray: plain arrays, and the lengths of ragged rows."""
         return {
             name: (flat(t).numpy(), t.offsets().diff().numpy() if t.is_nested else None)
             for name, t in self.data.items()
@@ -236,7 +291,7 @@ class Bench:
         """All operations on one payload."""
         data, keys = payload(part), names(SIZES[part][0])
         ray.get(self.producer.load.remote(part))
-        self.record(part, "cycle", self.cycle(data, keys, counts={"simple": 8, "ray": 8, "memcpy": 8}))
+        self.record(part, "cycle", self.cycle(data, keys, counts=repeated(8)))
         batches = {name: subject.put(keys, data) for name, subject in self.subjects.items()}
         self.record(part, "half", self.halves(batches, data))
         self.record(part, "two columns", self.two_columns(batches, TWO))
@@ -249,7 +304,7 @@ class Bench:
             self.record(part, "one row", self.single_rows(data))
 
     def cycle(self, data: Payload, keys: list[str], *, counts: dict[str, int], repeats: int = 0) -> dict[str, Timing]:
-        """put + get + touch + clear; several at a time where one is shorter than the clock's tick."""
+        """put + get + touch + clear, repeated where one is shorter than the tick of the CPU clock."""
 
         def of(subject: Any) -> Callable[[], None]:
             def work() -> None:
@@ -264,7 +319,7 @@ class Bench:
         return self.measure(runs, counts, repeats=repeats)
 
     def halves(self, batches: dict[str, Any], data: Payload) -> dict[str, Timing]:
-        """A random half of the keys, another one every time."""
+        """A random half of the keys, a new one every time."""
         rows, random = len(data[REWARD]), np.random.default_rng(0)
         choices = [random.permutation(rows)[: rows // 2].tolist() for _ in range(64)]
 
@@ -277,16 +332,16 @@ class Bench:
 
             return work
 
-        return self.measure({n: of(n, s) for n, s in self.subjects.items()}, {"simple": 4, "ray": 4})
+        return self.measure({n: of(n, s) for n, s in self.subjects.items()}, repeated(4))
 
     def two_columns(self, batches: dict[str, Any], columns: list[str]) -> dict[str, Timing]:
         def of(name: str, subject: Any) -> Callable[[], None]:
             return lambda: touch(subject.get(batches[name], columns))
 
-        return self.measure({n: of(n, s) for n, s in self.subjects.items()}, {"simple": 8, "ray": 8})
+        return self.measure({n: of(n, s) for n, s in self.subjects.items()}, repeated(8))
 
     def fan_out(self, data: Payload) -> dict[str, Timing]:
-        """A worker makes the batch, two others read half of it each; and the same with the batch through the driver."""
+        """One worker makes the batch, two others read half of it each; "driver" sends it through the driver instead."""
         columns, rows = list(data), len(data[REWARD])
         parts = [range(rows // 2), range(rows // 2, rows)]
         made: dict[str, Any] = {}
@@ -305,12 +360,12 @@ class Bench:
             halves = [cut(batch, part) for part in parts]
             ray.get([c.take.remote(half) for c, half in zip(self.consumers, halves, strict=True)])
 
-        def tidy(name: str) -> None:
+        def clear(name: str) -> None:
             if name in made:
                 self.subjects[name].clear(made.pop(name))
 
         runs = {n: of(n, s) for n, s in self.subjects.items()}
-        return interleaved({**runs, "driver": driver, "memcpy": memcpy(data)}, repeats=self.repeats, after=tidy)
+        return interleaved({**runs, "driver": driver, "memcpy": memcpy(data)}, repeats=self.repeats, after=clear)
 
     def single_rows(self, data: Payload) -> dict[str, Timing]:
         """Trajectories put one by one, as rollouts finish."""
@@ -324,13 +379,12 @@ class Bench:
         return self.measure(runs, dict.fromkeys(runs, 16))
 
     def growth(self, part: str) -> None:
-        """The cycle on small rows: how its cost grows with their number, or with the number of columns."""
+        """The cycle on small rows, over growing numbers of rows or of columns."""
         for count in ROWS if part == "rows" else COLUMNS:
             columns, rows = (8, count) if part == "rows" else (count, 256)
             data = ragged({f"bench_{i}": torch.float32 for i in range(columns)}, rows, SMALL_ROW)
             peer = self.subjects.pop("peer", None) if rows > PEER_ROWS else None
-            counts = {"simple": 8, "ray": 8, "memcpy": 8, "peer": 1}
-            timings = self.cycle(data, names(rows), counts=counts, repeats=min(3, self.repeats))
+            timings = self.cycle(data, names(rows), counts=repeated(8), repeats=min(3, self.repeats))
             self.record(part, f"{count}", timings, megabytes=size(data) / 1e6)
             if peer is not None:
                 self.subjects["peer"] = peer
@@ -373,7 +427,7 @@ def cut(batch: dict[str, tuple[np.ndarray, np.ndarray | None]], rows: range) -> 
 
 
 def memcpy(data: Payload) -> Callable[[], None]:
-    """The floor: every byte copied once into memory that is used again, and read."""
+    """The lower bound: copy every byte once into reused memory, and read it."""
     copies = {name: torch.empty_like(flat(tensor)) for name, tensor in data.items()}
 
     def work() -> None:
@@ -396,7 +450,7 @@ def times(count: int, work: Callable[[], None]) -> Callable[[], None]:
 
 
 def idle_cpu(seconds: float = 2.0) -> float:
-    """CPU-seconds per second that the processes use when nobody asks them for anything: part of every figure."""
+    """CPU-seconds per second that the processes use while they are idle, which is part of every figure."""
     before = cpu_seconds()
     time.sleep(seconds)
     return (cpu_seconds() - before) / seconds
@@ -416,16 +470,34 @@ def table(figures: dict[str, Any]) -> list[list[Any]]:
     return rows
 
 
+def show_gains(figures: dict[str, Any]) -> None:
+    """What each optimisation of `simple` buys: the wall time (and CPU time) without it, over that with it."""
+    rows: list[list[Any]] = []
+    for part, operations in figures.items():
+        for operation, found in operations.items():
+            if "simple" in found:
+                gains = [gain(found.get(subject), found["simple"]) for subject in WITHOUT]
+                rows.append([f"{part}: {operation}", *gains])
+    show("`simple` without one optimisation, ÷ with it: wall (CPU)", ["payload: operation", *WITHOUT.values()], rows)
+
+
+def gain(without: dict[str, float] | None, simple: dict[str, float]) -> str:
+    if without is None:
+        return ""
+    wall, cpu = without["wall_ms"] / simple["wall_ms"], without["cpu_ms"] / max(simple["cpu_ms"], 1e-3)
+    return f"{wall:.2f} ({cpu:.2f})"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", nargs="+", default=[*SIZES, "rows", "columns"], choices=[*SIZES, "rows", "columns"])
-    parser.add_argument("--subjects", nargs="+", default=["peer", "simple", "ray"], choices=["peer", "simple", "ray"])
+    parser.add_argument("--subjects", nargs="+", default=list(SUBJECTS), choices=list(SUBJECTS))
     parser.add_argument("--repeats", type=int, default=5)
     asked = parser.parse_args()
     torch.set_num_threads(1)
     declare_columns()
     ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=STORE_BYTES)
-    subjects = {name: Peer() if name == "peer" else Ours(name) for name in asked.subjects}
+    subjects = {name: SUBJECTS[name]() for name in asked.subjects}
     bench = Bench(subjects, asked.repeats)
     for part in asked.parts:
         bench.run(part) if part in SIZES else bench.growth(part)
@@ -437,6 +509,7 @@ def main() -> None:
     title = (
         f"The queue against TransferQueue (× = its cost / ours); idle processes use {1000 * idle:.0f} ms of CPU per s"
     )
+    show_gains(bench.figures)
     publish("queue", title, header, table(bench.figures), {"idle_cpu_per_s": idle, "parts": bench.figures})
 
 

@@ -29,7 +29,7 @@ def traces(processes: list[psutil.Process]) -> list[str]:
     numbers = {str(process.pid) for process in processes}
     found = []
     for path in [*Path("/dev/shm").glob("tqppo*"), *Path(tempfile.gettempdir()).glob("tqppo*")]:
-        owner = path / "owner"
+        owner = path / ".lock"
         said = owner.read_text().split() if owner.is_file() else []
         if numbers & {*path.name.split("-"), *said}:
             found.append(str(path))

@@ -41,23 +41,24 @@ class Producer:
 
     def put_at_once(self, queue: Queue, keys: list[str], tokens: int) -> None:
         """Not knowing that memory is short."""
-        queue._spare = 1 << 40
+        queue.aio._spare = 1 << 40
         self.put(queue, keys, tokens)
 
     def die_before_publishing(self, queue: Queue) -> None:
-        ask = queue._ask
+        link = queue.aio.connection.link
+        call = link.call
 
-        async def deadly(method: str, *args: Any, **more: Any) -> Any:
+        async def deadly(method: str, *args: Any, timeout_s: float) -> Any:
             if method == "publish":
                 os.kill(os.getpid(), signal.SIGKILL)
-            return await ask(method, *args, **more)
+            return await call(method, *args, timeout_s=timeout_s)
 
-        queue._ask = deadly  # type: ignore[method-assign]
+        link.call = deadly  # type: ignore[method-assign]
         self.put(queue, ["ghost"], LARGE)
 
     def die_while_writing(self, queue: Queue) -> None:
         self.put(queue, ["before"], 10)
-        write, copy, block = os.pwritev, segments._copy, calls.Remote.block
+        write, copy, block = os.pwritev, segments._copy, calls.RayReply.block
 
         def half(handle: int, buffers: Any, position: int) -> int:
             write(handle, [buffers[0], buffers[1][:100]], position)
@@ -68,12 +69,12 @@ class Producer:
             copy(dataclasses.replace(whole, pieces=whole.pieces[:2]), memory)
             os.kill(os.getpid(), signal.SIGKILL)
 
-        def unheard(reply: calls.Remote) -> Any:
-            if reply.who.startswith("the storage"):  # asked, but the answer finds nobody
+        def dies_before_the_answer(reply: calls.RayReply) -> Any:
+            if reply.process.startswith("the storage"):  # the request is sent, the answer not yet read
                 os.kill(os.getpid(), signal.SIGKILL)
             return block(reply)
 
-        os.pwritev, calls.Remote.block = half, unheard  # type: ignore[assignment,method-assign]
+        os.pwritev, calls.RayReply.block = half, dies_before_the_answer  # type: ignore[assignment,method-assign]
         segments._copy = half_copied
         self.put(queue, ["ghost"], LARGE)
 
@@ -95,7 +96,9 @@ def queue(request: pytest.FixtureRequest, local_ray: None) -> Iterator[Queue]:
 def held_bytes(queue: Queue) -> int:
     """What the storage really holds, whatever the index says."""
     if queue.storage == "simple":
-        return sum(_size(file) for file in Path(f"/dev/shm/tqppo-{queue.spec.run}-{this_node()[:12]}/live").iterdir())
+        return sum(
+            _size(file) for file in Path(f"/dev/shm/tqppo-queue-{queue.spec.run}-{this_node()[:12]}/live").iterdir()
+        )
     return int(ray.get(storage_of(queue).__ray_call__.remote(_kept_bytes)))
 
 
@@ -107,7 +110,7 @@ def _size(file: Path) -> int:
 
 
 def _kept_bytes(keeper: Any) -> int:
-    parts = [part for kept in keeper._kept.values() for part in kept.parts]
+    parts = [part for block in keeper._held.values() for part in block.parts]
     return sum(array.nbytes for part in parts for array in part.arrays or ray.get(part.ref))
 
 
@@ -217,9 +220,9 @@ def test_without_its_index_every_call_fails_soon_and_closing_cleans_up(
         lambda: queue.stats(),
         lambda: queue.snapshot(tmp_path / "again"),
         lambda: queue.restore(tmp_path / "saved"),
-        lambda: asyncio.run(queue.aget(batch, ["reward"])),
+        lambda: asyncio.run(queue.aio.get(batch, ["reward"])),
     ):
-        lost_soon(work, "is gone|index died|is silent")
+        lost_soon(work, "is gone|index died|is unresponsive")
     queue.close()
     assert glob.glob(f"/dev/shm/*{queue.spec.run}*") == []
 

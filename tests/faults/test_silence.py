@@ -16,12 +16,12 @@ from faults.processes import index_of, lost_soon, stopped, storage_of, this_node
 
 from tqppo.errors import DataLost, DeadlineExceeded
 from tqppo.queue.client import BatchMeta, Queue
-from tqppo.queue.link.calls import BEAT_S, BEATS, QUIET_S
+from tqppo.queue.link.calls import PING_WAIT_S, PING_WAITS, QUIET_S
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import test files
 
 pytestmark = pytest.mark.slow
-SLOW_S = QUIET_S + BEATS * BEAT_S + 1.5  # longer than a process may be silent
+SLOW_S = QUIET_S + PING_WAITS * PING_WAIT_S + 1.5  # longer than a process may be unresponsive
 
 
 @pytest.fixture(scope="module", params=["simple", "ray"])
@@ -60,14 +60,16 @@ def all_lost_soon(calls: list[Callable[[], Any]], match: str, kind: type = Deadl
 @pytest.mark.parametrize("queue", ["ray"], indirect=True)  # of `simple`, only readers on other nodes: two_nodes.py
 def test_a_silent_storage_is_an_error_that_names_rows_and_node(queue: Queue, rows: BatchMeta) -> None:
     with stopped(storage_of(queue)):
-        lost_soon(lambda: check(queue, rows), rf"tokens, reward.*'a_0_0', 'b_0_0'.*{this_node()}.*silent", DataLost)
+        lost_soon(
+            lambda: check(queue, rows), rf"tokens, reward.*'a_0_0', 'b_0_0'.*{this_node()}.*unresponsive", DataLost
+        )
         all_lost_soon(
             [
                 lambda: queue.put(["c_0_0"], {"reward": torch.ones(1)}),
                 lambda: queue.put(["c_0_0"], {"tokens": [torch.arange(100_000)]}),
-                lambda: asyncio.run(queue.aput(["c_0_0"], {"reward": torch.ones(1)})),
+                lambda: asyncio.run(queue.aio.put(["c_0_0"], {"reward": torch.ones(1)})),
             ],
-            rf"'c_0_0'.*not put.*{this_node()} is silent",
+            rf"'c_0_0'.*not put.*{this_node()} is unresponsive",
             DataLost,
         )
         assert queue.list().keys == rows.keys
@@ -86,10 +88,10 @@ def test_a_silent_index_is_an_error_of_every_call(queue: Queue, rows: BatchMeta)
                     lambda: queue.put(["c_0_0"], {"reward": torch.ones(1)}),
                     lambda: queue.list(),
                     lambda: queue.stats(),
-                    lambda: asyncio.run(queue.aget(rows, ["reward"])),
-                    lambda: asyncio.run(queue.await_(["never"], timeout_s=300)),
+                    lambda: asyncio.run(queue.aio.get(rows, ["reward"])),
+                    lambda: asyncio.run(queue.aio.wait(["never"], timeout_s=300)),
                 ],
-                "index is silent",
+                "index is unresponsive",
             )
 
 
@@ -97,7 +99,7 @@ def test_a_wait_that_takes_long_is_not_silence(queue: Queue, rows: BatchMeta) ->
     with pytest.raises(DeadlineExceeded, match="still missing: 'never"):
         queue.wait(["never"], timeout_s=SLOW_S)
     with pytest.raises(DeadlineExceeded, match="still missing: 'never"):
-        asyncio.run(queue.await_(["never"], timeout_s=SLOW_S))
+        asyncio.run(queue.aio.wait(["never"], timeout_s=SLOW_S))
 
 
 def test_a_storage_that_takes_long_is_waited_for(local_ray: None) -> None:
@@ -107,11 +109,11 @@ def test_a_storage_that_takes_long_is_waited_for(local_ray: None) -> None:
             return super().get(*args)
 
     def slow_down(keeper: Any) -> None:
-        keeper._kept = Slow(keeper._kept)
+        keeper._held = Slow(keeper._held)
 
     queue = Queue.create("ray", budget_bytes=64 << 20)
     batch = queue.put(["a_0_0", "b_0_0"], columns())
     ray.get(storage_of(queue).__ray_call__.remote(slow_down))
     check(queue, batch)
-    assert len(asyncio.run(queue.aget(batch, ["reward"]))["reward"]) == 2
+    assert len(asyncio.run(queue.aio.get(batch, ["reward"]))["reward"]) == 2
     queue.close()

@@ -35,7 +35,7 @@ class Worker:
 
         async def work() -> None:
             image = torch.zeros(1, 15 * MIB)
-            calls = [queue.await_(["never"]), queue.aput(["ghost"], {"far_image": image})]
+            calls = [queue.aio.wait(["never"]), queue.aio.put(["ghost"], {"far_image": image})]
             tasks = [asyncio.ensure_future(call) for call in calls]
             await asyncio.sleep(1)
             assert not any(task.done() for task in tasks)

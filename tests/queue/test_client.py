@@ -21,6 +21,7 @@ from tqppo.algorithms.padding import padding_rows
 from tqppo.columns import Column, Kind, declare
 from tqppo.errors import CheckpointError, DeadlineExceeded, QueueError
 from tqppo.queue.client import BatchMeta, Jagged, Queue
+from tqppo.queue.link.calls import run
 
 declare(Column("client_row", Kind.ROW, "any"))
 declare(Column("client_tokens", Kind.RAGGED, "any"))
@@ -132,8 +133,12 @@ def test_an_append_is_for_rows_that_are_there(queue: Queue) -> None:
 # -- memory ----------------------------------------------------------------------------------------------------------
 
 
+def storage_of(queue: Queue) -> Any:
+    return run(queue.aio.connection.storage())
+
+
 def in_memory(queue: Queue) -> int:
-    files = queue._store._here()  # type: ignore[union-attr]
+    files = storage_of(queue)._here()
     return sum(size for part in ("live", "free") for _, size in files.files(part))
 
 
@@ -143,16 +148,16 @@ def test_puts_that_wait_write_nothing_before_there_is_room() -> None:
 
     async def one(i: int) -> None:
         nonlocal most
-        batch = await queue.aput([f"k{i}"], {"client_tokens": [torch.zeros(3 * MIB // 4)]})
+        batch = await queue.aio.put([f"k{i}"], {"client_tokens": [torch.zeros(3 * MIB // 4)]})
         most = max(most, in_memory(queue))
         await asyncio.sleep(0.01)
-        await queue.aclear(batch)
+        await queue.aio.clear(batch)
 
     async def work() -> None:
         waiting = [asyncio.ensure_future(one(i)) for i in range(20)]
         await asyncio.sleep(0.1)
         assert in_memory(queue) < 8 * MIB
-        await queue.aclear(first)
+        await queue.aio.clear(first)
         await asyncio.gather(*waiting)
 
     asyncio.run(work())
@@ -189,18 +194,19 @@ def test_a_write_that_fails_gives_its_room_back_and_its_own_error(
     async def full(block: Any) -> None:
         raise QueueError("node out of memory")
 
-    ask = queue._ask
+    link = queue.aio.connection.link
+    call = link.call
 
-    async def deaf(method: str, *args: Any, **more: Any) -> Any:
+    async def failing(method: str, *args: Any, timeout_s: float) -> Any:
         if method == "release":
-            raise QueueError("nobody there")
-        return await ask(method, *args, **more)
+            raise QueueError("the index is gone")
+        return await call(method, *args, timeout_s=timeout_s)
 
-    monkeypatch.setattr(queue._store, "write", full)
+    monkeypatch.setattr(storage_of(queue), "write", full)
     with pytest.raises(QueueError, match="out of memory"):
         queue.put(["a"], {"client_tokens": [torch.zeros(MIB)]})
     assert queue.stats()["bytes"] == 0
-    monkeypatch.setattr(queue, "_ask", deaf)
+    monkeypatch.setattr(link, "call", failing)
     with pytest.raises(QueueError, match="out of memory"):
         queue.put(["a"], {"client_tokens": [torch.zeros(MIB)]})
 
@@ -212,7 +218,7 @@ def test_rows_are_cleared_though_their_block_cannot_be_compacted(queue: Queue, m
     async def full(block: Any) -> None:
         raise QueueError("node out of memory")
 
-    monkeypatch.setattr(queue._store, "write", full)
+    monkeypatch.setattr(storage_of(queue), "write", full)
     queue.clear(batch.take(range(7)))
     assert queue.list().keys == ("k7",)
     assert len(queue.get(batch.take([7]), ["client_tokens"])["client_tokens"].values()) == MIB // 4
@@ -268,7 +274,7 @@ if child == 0:
 assert os.waitpid(child, 0)[1] == 0
 assert int(queue.get(batch, ["tokens"])["tokens"].values().sum()) == 100_000
 queue.put(["b"], {"tokens": [torch.ones(100_000, dtype=torch.int64)]})
-folder = queue._store._here().folder
+folder = queue.aio.connection._storage._here().folder
 queue.close()
 assert not folder.exists()
 print("all is well")

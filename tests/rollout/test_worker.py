@@ -201,13 +201,13 @@ def test_groups_that_finish_together_share_a_put(
     queue: Queue, make_worker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     puts: list[int] = []
-    aput = queue.aput
+    put = queue.aio.put
 
     async def counted(keys: Any, *args: Any, **kwargs: Any) -> Any:
         puts.append(len(keys))
-        return await aput(keys, *args, **kwargs)
+        return await put(keys, *args, **kwargs)
 
-    monkeypatch.setattr(queue, "aput", counted)
+    monkeypatch.setattr(queue.aio, "put", counted)
     monkeypatch.setattr("tqppo.rollout.writer.GATHER_S", 60.0)  # longer than sampling takes on any machine
     sample(make_worker(), 5)
     assert puts == [10]
@@ -227,7 +227,7 @@ def test_a_put_that_fails_ends_the_rollout(queue: Queue, make_worker: Any, monke
         failed.set()
         raise DataError("no room")
 
-    monkeypatch.setattr(queue, "aput", full)
+    monkeypatch.setattr(queue.aio, "put", full)
     monkeypatch.setattr("tqppo.rollout.writer.GATHER_S", 0.0)
     with pytest.raises(DataError, match="no room"):
         sample(make_worker(OneLater()), 2)

@@ -1,6 +1,6 @@
-"""What every storage must do, checked through the queue that it serves: exact bytes, strict errors, bounded memory.
+"""What every storage must do, tested through a queue: exact bytes, strict errors, bounded memory.
 
-`tqppo backends check storage NAME` runs it. A test file may import everything from here and redefine `backend_name`.
+`tqppo backends check storage NAME` runs it. A test file can import everything from here and define `backend_name`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tqppo.queue.client import Queue
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[None]:
-    """The Ray that runs already, or a private one."""
+    """The Ray that is running, or a private one."""
     if ray.is_initialized():
         yield
         return

@@ -1,4 +1,4 @@
-"""The storage contract, about the life of rows: tags and waits, memory that comes back, snapshots, many processes."""
+"""The storage contract for the life of rows: tags and waits, memory that is freed, snapshots, many processes."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ def test_a_cursor_lists_what_changed_since(queue: Queue) -> None:
 
 def test_a_wait_ends_when_the_last_row_is_ready(queue: Queue) -> None:
     async def work() -> BatchMeta:
-        waiting = asyncio.ensure_future(queue.await_(["a", "b"], timeout_s=20))
+        waiting = asyncio.ensure_future(queue.aio.wait(["a", "b"], timeout_s=20))
         await asyncio.sleep(0.05)
-        await queue.atag({"a": {"status": "finished"}})
+        await queue.aio.tag({"a": {"status": "finished"}})
         assert not waiting.done()
-        await queue.atag({"b": {"status": "failed"}})
+        await queue.aio.tag({"b": {"status": "failed"}})
         return await waiting
 
     assert asyncio.run(work()).tags == ({"status": "finished"}, {"status": "failed"})
@@ -71,7 +71,7 @@ def test_a_wait_that_ends_at_its_deadline_names_what_is_missing(queue: Queue) ->
 # -- memory ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_put_over_budget_waits_and_says_who_holds_what(cluster: None, backend_name: str) -> None:
+def test_a_put_over_budget_waits_and_says_what_fills_the_node(cluster: None, backend_name: str) -> None:
     queue = Queue.create(backend_name, budget_bytes=4 * MIB, timeout_s=20)
     image = torch.zeros(3, 1, 512, 512)  # 3 MiB
     first = queue.put(keys(3), {"check_image": image})
@@ -81,10 +81,10 @@ def test_a_put_over_budget_waits_and_says_who_holds_what(cluster: None, backend_
         queue.put(keys(6, "huge"), {"check_image": torch.cat([image, image])})
 
     async def work() -> BatchMeta:
-        second = asyncio.ensure_future(queue.aput(keys(3, "next"), {"check_image": image}))
+        second = asyncio.ensure_future(queue.aio.put(keys(3, "next"), {"check_image": image}))
         await asyncio.sleep(0.1)
         assert not second.done()
-        await queue.aclear(first)
+        await queue.aio.clear(first)
         return await second
 
     batch = asyncio.run(work())
@@ -93,13 +93,13 @@ def test_a_put_over_budget_waits_and_says_who_holds_what(cluster: None, backend_
     queue.close()
 
 
-def test_a_put_that_was_cancelled_leaves_no_trace_and_holds_nobody_up(cluster: None, backend_name: str) -> None:
+def test_a_cancelled_put_leaves_no_trace_and_delays_no_other(cluster: None, backend_name: str) -> None:
     queue = Queue.create(backend_name, budget_bytes=4 * MIB, timeout_s=20)
     first = queue.put(keys(3), {"check_image": torch.zeros(3, 1, 512, 512)})  # 3 MiB
 
     async def cancelled() -> None:
-        late = asyncio.ensure_future(queue.aput(keys(2, "late"), {"check_image": torch.zeros(2, 1, 512, 512)}))
-        waiting = asyncio.ensure_future(queue.await_(["never"]))
+        late = asyncio.ensure_future(queue.aio.put(keys(2, "late"), {"check_image": torch.zeros(2, 1, 512, 512)}))
+        waiting = asyncio.ensure_future(queue.aio.wait(["never"]))
         await asyncio.sleep(0.3)
         for each in (late, waiting):
             assert not each.done()
@@ -137,9 +137,9 @@ def test_handles_and_threads_stay_constant_over_a_thousand_cycles(queue: Queue) 
         queue.clear(batch)
 
     async def async_cycle(i: int) -> None:
-        batch = await queue.aput([f"cycle{i}"], {"check_json": [i]})
-        await queue.aget(batch, ["check_json"])
-        await queue.aclear(batch)
+        batch = await queue.aio.put([f"cycle{i}"], {"check_json": [i]})
+        await queue.aio.get(batch, ["check_json"])
+        await queue.aio.clear(batch)
 
     loop = asyncio.new_event_loop()
     try:
@@ -150,7 +150,7 @@ def test_handles_and_threads_stay_constant_over_a_thousand_cycles(queue: Queue) 
 
 
 def _stay_constant(cycle: Callable[[int], None]) -> None:
-    """Ray takes handles and threads for itself now and then; a leak would show every time."""
+    """Ray itself opens handles and threads now and then; a leak shows in every window."""
     process, counts = psutil.Process(), []
     for num_cycles in (50, *[1000] * WINDOWS):
         for i in range(num_cycles):
@@ -168,7 +168,7 @@ def test_nothing_is_left_after_close(cluster: None, backend_name: str) -> None:
     queue.close()
     for folder in ("/dev/shm", tempfile.gettempdir()):
         assert glob.glob(f"{folder}/*{queue.spec.run}*") == []
-    deadline = time.monotonic() + 20  # Ray ends actors on its own time
+    deadline = time.monotonic() + 20  # Ray ends actors asynchronously
     while (left := _actors_of(queue)) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert left == []
@@ -189,13 +189,13 @@ def test_a_snapshot_is_restored_by_any_storage(queue: Queue, tmp_path: Path) -> 
     batch = queue.put(keys(3), columns, tags=[{"order": i} for i in range(3)])
     queue.put(batch.take([2]), {"check_number": torch.ones(1)})
     queue.tag({"marker": {"is_prompt": True}}, partition="val")
-    asyncio.run(queue.asnapshot(tmp_path / "saved"))
+    asyncio.run(queue.aio.snapshot(tmp_path / "saved"))
     queue.clear(batch)
     for storage, local in (("simple", True), (queue.storage, False)):
         target = queue if not local else Queue.create(storage, budget_bytes=64 * MIB, local=True)
         target.put(["other"], {"check_number": torch.ones(1)})
         target.restore(tmp_path / "saved")
-        asyncio.run(target.arestore(tmp_path / "saved"))  # also over itself
+        asyncio.run(target.aio.restore(tmp_path / "saved"))  # also over itself
         assert target.list().tags == batch.tags
         assert target.list("val").tags == ({"is_prompt": True},)
         found = target.get(batch, list(columns))

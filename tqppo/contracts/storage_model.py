@@ -1,10 +1,9 @@
-"""A hypothesis machine that does the same to a queue and to a plain dictionary, and compares."""
+"""A hypothesis state machine that runs the same operations on a queue and on a plain dictionary, and compares them."""
 
 from __future__ import annotations
 
 import itertools
 from pathlib import Path
-from typing import Any
 
 import torch
 from hypothesis import strategies as st
@@ -12,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from tqppo.columns import Column, Kind, declare
 from tqppo.queue.client import BatchMeta, Queue
+from tqppo.queue.meta import ColumnData, Json, TagDict
 
 declare(Column("model_row", Kind.ROW, "float32"))
 declare(Column("model_ragged", Kind.RAGGED, "int64"))
@@ -27,8 +27,8 @@ some_tags = st.dictionaries(st.sampled_from("abc"), st.integers(0, 3), max_size=
 _folders = itertools.count()
 
 
-def value(column: str, seed: int) -> Any:
-    """A plain value for a cell; ragged ones are empty now and then, some are large enough for compaction."""
+def value(column: str, seed: int) -> Json:
+    """A plain value for a cell. Some ragged values are empty, others large enough for compaction."""
     length = (0, 1, 3, 40, 40_000)[seed % 5] if column != "model_row" else 0
     return {
         "model_row": float(seed),
@@ -38,13 +38,14 @@ def value(column: str, seed: int) -> Any:
     }[column]
 
 
-def given_to_put(column: str, values: list[Any]) -> Any:
+def put_form(column: str, values: list[Json]) -> ColumnData:
+    """Values in the form in which the queue takes them."""
     if column == "model_pairs":
         return [torch.tensor(rows, dtype=torch.int16).view(-1, 2) for rows in values]
     return values
 
 
-def plain(column: Any) -> list[Any]:
+def plain(column: ColumnData) -> list[Json]:
     if isinstance(column, list):
         return column
     return [row.tolist() for row in column.unbind()]
@@ -54,16 +55,16 @@ class QueueMachine(RuleBasedStateMachine):
     def __init__(self, queue: Queue, folder: Path) -> None:
         super().__init__()
         self.queue, self.folder = queue, folder
-        self.rows: dict[str, dict[str, Any]] = {}
-        self.tags: dict[str, dict[str, Any]] = {}
-        self.saved: tuple[Path, Any, Any] | None = None
+        self.rows: dict[str, dict[str, Json]] = {}
+        self.tags: dict[str, TagDict] = {}
+        self.saved: tuple[Path, dict[str, dict[str, Json]], dict[str, TagDict]] | None = None
         self.queue.clear(self.queue.list())
 
     @rule(keys=some_keys, columns=some_columns, seed=st.integers(0, 999), tags=some_tags)
     def put(self, keys: list[str], columns: list[str], seed: int, tags: dict[str, int]) -> None:
-        """New rows and known ones mixed: appends and replaces columns."""
+        """Put new rows and known ones together, which adds and replaces columns."""
         data = {name: [value(name, seed + i) for i in range(len(keys))] for name in columns}
-        given = {name: given_to_put(name, values) for name, values in data.items()}
+        given = {name: put_form(name, values) for name, values in data.items()}
         batch = self.queue.put(keys, given, tags=[tags] * len(keys))
         for i, key in enumerate(keys):
             self.rows.setdefault(key, {}).update({name: data[name][i] for name in columns})

@@ -1,4 +1,4 @@
-"""Rows that the storage contract puts and compares, and processes that do so. Imports no pytest: they need none."""
+"""Rows for the storage contract, and Ray actors that put and compare them. Workers import it, so it needs no pytest."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class Producer:
     async def produce(self, queue: Queue, name: str, count: int) -> None:
         for i in range(count):
             key = f"{name}_{i}_0"
-            await queue.aput([key], {"check_tokens": [torch.full((i,), i)]}, tags=[{"uid": name, "session": i}])
-        await queue.atag({name: {"is_prompt": True, "status": "finished", "rows": count}})
+            await queue.aio.put([key], {"check_tokens": [torch.full((i,), i)]}, tags=[{"uid": name, "session": i}])
+        await queue.aio.tag({name: {"is_prompt": True, "status": "finished", "rows": count}})
 
 
 @ray.remote(num_cpus=0)

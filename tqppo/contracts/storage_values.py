@@ -1,8 +1,6 @@
-"""The storage contract, about values: what goes in comes out, and what does not fit is refused."""
+"""The storage contract for values: every value comes back exactly, and one that does not fit is refused."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import pytest
 import torch
@@ -10,6 +8,7 @@ import torch
 from tqppo.contracts.storage_rows import check_ragged, keys, numbers
 from tqppo.errors import QueueError
 from tqppo.queue.client import BatchMeta, Jagged, Queue
+from tqppo.queue.meta import ColumnData, Json
 
 DTYPES = (
     "float64", "float32", "float16", "bfloat16", "complex64", "int64", "int32", "int16", "int8", "uint8", "bool",
@@ -72,7 +71,7 @@ def test_rows_of_many_puts_and_scattered_rows_are_gathered_in_the_order_asked(qu
 
 
 def test_json_holds_small_data_of_any_shape(queue: Queue) -> None:
-    values: list[Any] = [{"a": [1, 2.5, None]}, "zażółć", [], None, {"nested": {"deep": True}}]
+    values: list[Json] = [{"a": [1, 2.5, None]}, "zażółć", [], None, {"nested": {"deep": True}}]
     batch = queue.put(keys(5), {"check_json": values})
     assert queue.get(batch, ["check_json"])["check_json"] == values
 
@@ -130,12 +129,12 @@ def test_results_may_be_changed_and_outlive_their_rows(queue: Queue) -> None:
 
 def test_unknown_keys_and_columns_are_named(queue: Queue) -> None:
     batch = queue.put(keys(3), {"check_number": torch.zeros(3)})
-    with pytest.raises(QueueError, match="stranger"):
-        queue.get(BatchMeta("train", (*batch.keys, "stranger")), ["check_number"])
+    with pytest.raises(QueueError, match="unknown"):
+        queue.get(BatchMeta("train", (*batch.keys, "unknown")), ["check_number"])
     with pytest.raises(QueueError, match="check_json"):
         queue.get(batch, ["check_number", "check_json"])
-    with pytest.raises(QueueError, match="stranger"):
-        queue.clear(BatchMeta("train", (*batch.keys, "stranger")))
+    with pytest.raises(QueueError, match="unknown"):
+        queue.clear(BatchMeta("train", (*batch.keys, "unknown")))
     with pytest.raises(QueueError, match="elsewhere"):
         queue.get(BatchMeta("elsewhere", batch.keys), ["check_number"])
     assert len(queue.list()) == 3
@@ -160,7 +159,7 @@ def test_a_column_missing_on_one_row_is_an_error_that_names_both(queue: Queue) -
         {},
     ],
 )
-def test_a_refused_put_leaves_nothing_behind(queue: Queue, columns: dict[str, Any]) -> None:
+def test_a_refused_put_leaves_nothing_behind(queue: Queue, columns: dict[str, ColumnData]) -> None:
     with pytest.raises(QueueError):
         queue.put(keys(3), columns)
     assert len(queue.list()) == 0

@@ -1,4 +1,4 @@
-"""What the driver passes around instead of tensors: the names of rows, their tags, the columns they have."""
+"""What the driver passes around instead of tensors: the keys of rows, their tags, the columns they have."""
 
 from __future__ import annotations
 
@@ -7,18 +7,22 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, cast
 
 from torch import Tensor
 
 from tqppo.errors import QueueError
 
-Tags = Mapping[str, Any]
-_NUL_NAME = re.compile(r'(?<!\\)"\\u0000(?:[^"\\]|\\.)*":')  # in JSON
+Json = Any  # whatever JSON can hold
+Tags = Mapping[str, Json]
+TagDict = dict[str, Json]
+ColumnData = Any  # what `put` takes and `get` returns for a column: which type it is depends on the column's kind
+T = TypeVar("T")
+_NUL_NAME = re.compile(r'(?<!\\)"\\u0000(?:[^"\\]|\\.)*":')  # a name in JSON that begins with NUL
 
 
 class Jagged(NamedTuple):
-    """The cheap way to hand a ragged column to `put`: rows one after the other, and their lengths.
+    """The cheapest form of a ragged column for `put`: the rows one after the other, and their lengths.
 
     `values` is [sum(lengths), *trailing], or [k, sum(lengths)] for a column whose `ragged_dim` is 1.
     """
@@ -29,7 +33,7 @@ class Jagged(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BatchMeta:
-    """Rows by name. Metadata only: small when sent, and never a tensor.
+    """Rows by key. Holds metadata only, never a tensor, and is small when sent.
 
     >>> batch = BatchMeta("train", ("a_0_0", "b_0_0"), ({"order": 1}, {"order": 0}), ("tokens",))
     >>> batch.in_order().keys
@@ -40,10 +44,10 @@ class BatchMeta:
     keys: tuple[str, ...]
     tags: tuple[Tags, ...] = ()
     columns: tuple[str, ...] = ()  # known to exist on every row
-    cursor: int = field(default=0, compare=False)  # the index's version that this reflects; see `Queue.list`
+    cursor: int = field(default=0, compare=False)  # the version of the index that this reflects; see `Queue.list`
 
     def __post_init__(self) -> None:
-        # `slots` and `frozen` leave object.__setattr__ as the way to normalise what callers pass
+        # a frozen dataclass with slots can normalise its fields only by object.__setattr__
         object.__setattr__(self, "keys", tuple(self.keys))
         object.__setattr__(self, "tags", tuple(self.tags) or tuple({} for _ in self.keys))
         object.__setattr__(self, "columns", tuple(self.columns))
@@ -55,7 +59,7 @@ class BatchMeta:
         return len(self.keys)
 
     def take(self, indices: Iterable[int]) -> BatchMeta:
-        """The rows at these places, in this order."""
+        """The rows at these positions, in this order."""
         chosen = [int(i) for i in indices]
         return replace(self, keys=tuple(self.keys[i] for i in chosen), tags=tuple(self.tags[i] for i in chosen))
 
@@ -78,7 +82,7 @@ class BatchMeta:
 
     @staticmethod
     def join(parts: Sequence[BatchMeta]) -> BatchMeta:
-        """All rows in one batch; other partitions or columns, or a key in two parts, are errors."""
+        """All rows in one batch. Parts must agree in partition and columns, and no key may be in two of them."""
         full = [part for part in parts if len(part)] or list(parts[:1])
         if not full:
             raise QueueError("there is nothing to join: no batch was given")
@@ -94,9 +98,9 @@ class BatchMeta:
         return replace(first, keys=keys, tags=tags, cursor=min(part.cursor for part in full))
 
     def in_order(self) -> BatchMeta:
-        """Rows in canonical order (prompt's place, session, trajectory), so that completion order never shows."""
+        """Rows sorted by (prompt order, session, trajectory), so that results do not depend on completion order."""
 
-        def place(i: int) -> tuple[Any, ...]:
+        def place(i: int) -> tuple[Json, ...]:
             tags = self.tags[i]
             return (tags.get("order", 0), tags.get("session", -1), tags.get("trajectory", -1), self.keys[i])
 
@@ -108,9 +112,9 @@ class BatchMeta:
 
 
 def check_keys(keys: Sequence[str]) -> None:
-    """Strings, each once."""
+    """Raise unless all keys are strings and none appears twice."""
     try:
-        "".join(keys)  # at C's speed
+        "".join(keys)  # the fastest check that all are strings
     except TypeError:
         odd = [key for key in keys if not isinstance(key, str)]
         raise QueueError(f"keys are strings, not {shorten(odd)}") from None
@@ -120,13 +124,13 @@ def check_keys(keys: Sequence[str]) -> None:
         raise QueueError(f"keys appear twice: {shorten(twice)}")
 
 
-def plain_tags(keys: Sequence[str], tags: Sequence[Tags]) -> list[dict[str, Any]]:
-    """Tags as JSON brings them back: they travel and are saved as JSON, so they are nothing else from the start."""
+def plain_tags(keys: Sequence[str], tags: Sequence[Tags]) -> list[TagDict]:
+    """Tags as they come back from JSON, in which they travel and are saved."""
     odd = [key for key, tag in zip(keys, tags, strict=True) if not isinstance(tag, Mapping)]
     if odd:
         raise QueueError(f"the tags of a row are names and values; those of {shorten(odd)} are not")
     try:
-        return plain(tags)
+        return plain([dict(tag) for tag in tags])
     except QueueError:
         for key, tag in zip(keys, tags, strict=True):
             try:
@@ -136,26 +140,27 @@ def plain_tags(keys: Sequence[str], tags: Sequence[Tags]) -> list[dict[str, Any]
         raise
 
 
-def plain(value: Any) -> Any:
+def plain(value: T) -> T:
+    """The value as it comes back from JSON. What JSON cannot hold is an error."""
     try:
         text = json.dumps(value, default=_plain)
     except (TypeError, ValueError) as error:
         raise QueueError(str(error)) from None
     if _NUL_NAME.search(text):
-        raise QueueError("a name may not begin with NUL")  # what travels beside tags does
-    return json.loads(text)
+        raise QueueError("a name may not begin with NUL")  # reserved for values that are encoded beside tags
+    return cast(T, json.loads(text))
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Json) -> Json:
     if isinstance(value, Mapping):
         return dict(value)
-    if hasattr(value, "item") and getattr(value, "ndim", 0) == 0:  # a number of numpy's or torch's
+    if hasattr(value, "item") and getattr(value, "ndim", 0) == 0:  # a scalar of numpy or torch
         return value.item()
     raise TypeError(f"{value!r} is a {type(value).__name__}")
 
 
-def shorten(names: Iterable[Any], limit: int = 8) -> str:
-    """Names for a message: all of a few, the first ones of many."""
+def shorten(names: Iterable[object], limit: int = 8) -> str:
+    """Names for a message: at most `limit`, and the number of the others."""
     listed = list(names)
     rest = f" and {len(listed) - limit} more" if len(listed) > limit else ""
     return ", ".join(repr(name) for name in listed[:limit]) + rest

@@ -1,7 +1,7 @@
-"""The queue on disk: every block in its own format, and one JSON file with keys, tags and cells. No pickle.
+"""The queue on disk: a file per block, and one JSON file with keys, tags and cells. No pickle.
 
-The JSON file is written last, so a folder without it is not a snapshot. Storages know nothing of it: what one
-saved, another restores.
+The JSON file is written last, so a folder without it is not a snapshot. The format does not depend on the storage:
+a snapshot of one storage can be restored into another.
 """
 
 from __future__ import annotations
@@ -9,43 +9,60 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypedDict, cast
 
 import numpy as np
 
 from tqppo.errors import CheckpointError, DataLost
 from tqppo.protocols import Locator, Storage
 from tqppo.queue.blocks.block import Block, BlockView
-from tqppo.queue.link.calls import tidy
+from tqppo.queue.connection import Connection
+from tqppo.queue.index.answers import TableDump
+from tqppo.queue.index.snapshots import Snapshots
+from tqppo.queue.link.calls import clean_up
 
 INDEX = "queue.json"
 FORMAT = 2
 
-Ask = Callable[..., Awaitable[Any]]
+
+class BlockFile(TypedDict):
+    file: str
+    bytes: int
+    crc32: int
 
 
-async def save(folder: Path, ask: Ask, storage: Storage) -> None:
+class State(TypedDict):
+    """What the JSON file holds, beside a checksum of it."""
+
+    format: int
+    tables: dict[str, TableDump]
+    blocks: dict[str, BlockFile]
+
+
+async def save(folder: Path, connection: Connection) -> None:
+    """Write a snapshot. Rows may come and go meanwhile; the snapshot is of the moment when it begins."""
     if (folder / INDEX).exists():
         raise CheckpointError(f"{folder} holds a snapshot of a queue already")
     folder.mkdir(parents=True, exist_ok=True)
-    state = await ask("dump")
+    storage = await connection.storage()
+    dump = await connection.call(Snapshots.dump)()
     try:
-        files = await _save_blocks(folder, state["blocks"], storage)
+        files = await _save_blocks(folder, dump["blocks"], storage)
     finally:
-        await tidy(ask("unpin", state["pin"]))
-    text = {"format": FORMAT, "tables": _plain(state["tables"]), "blocks": files}
-    _write(folder / INDEX, [json.dumps({**text, "crc32": _checksum(text)}).encode()])
+        await clean_up(connection.call(Snapshots.unpin)(dump["pin"]))
+    state: State = {"format": FORMAT, "tables": _plain(dump["tables"]), "blocks": files}
+    _write(folder / INDEX, [memoryview(json.dumps({**state, "crc32": _checksum(state)}).encode())])
 
 
-def _checksum(state: Mapping[str, Any]) -> int:
+def _checksum(state: State) -> int:
     return zlib.crc32(json.dumps(state, sort_keys=True).encode())
 
 
-async def _save_blocks(folder: Path, blocks: Mapping[int, Locator], storage: Storage) -> dict[str, dict[str, Any]]:
-    """One file per block, with its length and checksum. The index holds on to the blocks meanwhile."""
-    files = {}
+async def _save_blocks(folder: Path, blocks: Mapping[int, Locator], storage: Storage) -> dict[str, BlockFile]:
+    """Write one file per block, which the index has pinned meanwhile."""
+    files: dict[str, BlockFile] = {}
     for number, locator in blocks.items():
         (view,) = await storage.read([locator], None)
         if view is None:
@@ -71,8 +88,8 @@ def _pieces(view: BlockView) -> list[memoryview]:
     return pieces
 
 
-def _write(path: Path, pieces: list[Any]) -> None:
-    """To a temporary name, synced, then renamed: the file is whole or not there."""
+def _write(path: Path, pieces: Sequence[memoryview]) -> None:
+    """Write to a temporary name, sync, then rename, so that the file is whole or absent."""
     temporary = path.with_name(path.name + ".tmp")
     with open(temporary, "wb") as file:
         for piece in pieces:
@@ -82,17 +99,23 @@ def _write(path: Path, pieces: list[Any]) -> None:
     os.replace(temporary, path)
 
 
-def _plain(tables: Mapping[str, Any]) -> dict[str, Any]:
+def _plain(tables: Mapping[str, TableDump]) -> dict[str, TableDump]:
+    """The tables with lists for arrays."""
     return {
         name: {
-            **table,
-            "columns": {column: [part.tolist() for part in cells] for column, cells in table["columns"].items()},
+            "keys": table["keys"],
+            "tags": table["tags"],
+            "columns": {
+                column: [np.asarray(part).tolist() for part in cells] for column, cells in table["columns"].items()
+            },
         }
         for name, table in tables.items()
     }
 
 
-async def load(folder: Path, ask: Ask, storage: Storage, budget_bytes: int) -> None:
+async def load(folder: Path, connection: Connection) -> None:
+    """Restore a snapshot in place of everything that the queue holds."""
+    storage, budget_bytes = await connection.storage(), connection.spec.budget_bytes
     state = _read_index(folder)
     total = sum(entry["bytes"] for entry in state["blocks"].values())
     if total > budget_bytes:
@@ -105,17 +128,17 @@ async def load(folder: Path, ask: Ask, storage: Storage, budget_bytes: int) -> N
     try:
         for number, entry in state["blocks"].items():
             locator = written[int(number)] = await storage.write(_read_block(folder / entry["file"], entry))
-            await ask("expect", locator)
+            await connection.call(Snapshots.expect)(locator)
         is_sent = True
-        await ask("load", state["tables"], written)
+        await connection.call(Snapshots.load)(state["tables"], written)
     except BaseException as error:
-        if not is_sent or isinstance(error, CheckpointError):  # else the index may have taken the blocks
+        if not is_sent or isinstance(error, CheckpointError):  # otherwise the index may refer to the blocks
             storage.free(list(written.values()))
-            await tidy(ask("forget", [locator.block for locator in written.values()]))
+            await clean_up(connection.call(Snapshots.forget)([locator.block for locator in written.values()]))
         raise
 
 
-def _read_index(folder: Path) -> dict[str, Any]:
+def _read_index(folder: Path) -> State:
     try:
         state = json.loads((folder / INDEX).read_bytes())
     except FileNotFoundError:
@@ -125,15 +148,15 @@ def _read_index(folder: Path) -> dict[str, Any]:
     if state.get("format") != FORMAT:
         raise CheckpointError(f"{folder / INDEX} has format {state.get('format')!r}; this version reads {FORMAT}")
     if state.pop("crc32", None) != _checksum(state):
-        raise CheckpointError(f"{folder / INDEX} is damaged: its checksum is not what it says")
-    return state
+        raise CheckpointError(f"{folder / INDEX} is damaged: its contents do not match its checksum")
+    return cast(State, state)
 
 
-def _read_block(path: Path, entry: Mapping[str, Any]) -> Block:
+def _read_block(path: Path, entry: BlockFile) -> Block:
     try:
         data = np.fromfile(path, np.uint8)
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing from the snapshot") from None
     if data.nbytes != entry["bytes"] or zlib.crc32(data.data) != entry["crc32"]:
-        raise CheckpointError(f"{path} is damaged: its length or checksum is not what {INDEX} says")
-    return Block.of(data).renamed()  # it may be restored twice, or beside the rows that were saved
+        raise CheckpointError(f"{path} is damaged: its length or checksum differs from {INDEX}")
+    return Block.of(data).renamed()  # the queue may still hold the block under its old name

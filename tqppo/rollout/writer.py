@@ -90,11 +90,11 @@ class GroupWriter:
         partition = self.task.partition
         if rows and self.task.keep_tensors:
             tags = [row.tags for row in rows]
-            await self.queue.aput([row.key for row in rows], row_columns(rows), partition=partition, tags=tags)
+            await self.queue.aio.put([row.key for row in rows], row_columns(rows), partition=partition, tags=tags)
         elif rows:
-            await self.queue.atag({row.key: row.tags for row in rows}, partition=partition)
+            await self.queue.aio.tag({row.key: row.tags for row in rows}, partition=partition)
         # The markers come last: a group whose marker is in the queue has all its rows there.
-        await self.queue.atag(markers, partition=partition)
+        await self.queue.aio.tag(markers, partition=partition)
 
 
 def group_rows(order: int, prompt: Prompt, outcomes: Sequence[Outcome], task: Assignment) -> list[GroupRow]:

@@ -68,7 +68,7 @@ def written_twice(files: Any, size: int = MIB) -> str:
 @pytest.fixture
 def files() -> Iterator[Any]:
     with tempfile.TemporaryDirectory(prefix="test-", dir="/dev/shm") as folder:
-        made = segments.Segments.create("tqppo-test", 64 * MIB, folder)
+        made = segments.Segments.create("tqppo-queue-test", 64 * MIB, folder)
         yield made
         made.remove()
 
@@ -163,7 +163,7 @@ def test_a_reader_who_stays_keeps_a_mapped_writer_away(files: Any) -> None:
 
 def test_handles_stay_bounded_however_many_files_there_are(files: Any) -> None:
     files.budget_bytes = 1 << 30
-    blocks = [block(1, 300_000) for _ in range(mappings.MOST + 20)]
+    blocks = [block(1, 300_000) for _ in range(mappings.MAX_IDLE_FILES + 20)]
     before = psutil.Process().num_fds()
     for _ in range(2):
         names = [files.write(each) for each in blocks]
@@ -171,13 +171,13 @@ def test_handles_stay_bounded_however_many_files_there_are(files: Any) -> None:
             assert (read(files, name, each) == 1).all()
         for name in names:
             files.free(name)
-        assert len(kept(files._read)) == mappings.MOST
-    assert len(kept(files._written)) == mappings.MOST
-    assert psutil.Process().num_fds() <= before + 4 * mappings.MOST
+        assert len(kept(files._read)) == mappings.MAX_IDLE_FILES
+    assert len(kept(files._written)) == mappings.MAX_IDLE_FILES
+    assert psutil.Process().num_fds() <= before + 4 * mappings.MAX_IDLE_FILES
 
 
 def test_deleted_files_make_room_for_mappings_of_others(files: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mappings, "MOST", 1)
+    monkeypatch.setattr(mappings, "MAX_IDLE_FILES", 1)
     old = written_twice(files)
     for entry in os.listdir(files.folder / "free"):
         mappings.discard(str(files.folder / "free" / entry))
@@ -242,7 +242,7 @@ FORKED = """
 import importlib, os, sys
 sys.path.insert(0, sys.argv[1])
 from test_mappings import block, file_of, kept, opened, read, segments
-files = segments.Segments.create("tqppo-forked", 1 << 26, sys.argv[2])
+files = segments.Segments.create("tqppo-queue-forked", 1 << 26, sys.argv[2])
 first = block(3)
 name = files.write(first)
 idle = opened(files)
@@ -285,7 +285,7 @@ THREADS = """
 import os, signal, sys, threading
 sys.path.insert(0, sys.argv[1])
 from test_mappings import block, read, segments
-files = segments.Segments.create("tqppo-forked", 1 << 26, sys.argv[2])
+files = segments.Segments.create("tqppo-queue-forked", 1 << 26, sys.argv[2])
 first = block(3)
 name = files.write(first)
 is_done = False

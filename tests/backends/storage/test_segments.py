@@ -43,7 +43,7 @@ def files(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     """On disk, files are never written by a mapping."""
     with contextlib.ExitStack() as made_for_it:
         base = str(tmp_path) if request.param == "disk" else made_for_it.enter_context(memory_folder())
-        made = segments.Segments.create("tqppo-test", BUDGET, base)
+        made = segments.Segments.create("tqppo-queue-test", BUDGET, base)
         yield made
         made.remove()
 
@@ -111,7 +111,7 @@ def test_a_half_written_block_is_not_read(files: Any) -> None:
 
 
 def test_a_block_that_is_locked_for_a_moment_is_read_all_the_same(files: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segments, "TRIES", 20_000)  # on a busy machine a moment may be long
+    monkeypatch.setattr(segments, "LOCK_TRIES", 20_000)  # on a busy machine a moment may be long
     kept = block()
     name = files.write(kept)
     handle = os.open(files.folder / "live" / name, os.O_RDWR)
@@ -125,7 +125,7 @@ def test_who_looks_for_a_free_file_never_locks_a_block(files: Any, monkeypatch: 
     stale = os.listdir(files.folder / "free")
     kept = block(value=5)
     name = files.write(kept)  # somebody else's
-    monkeypatch.setattr(segments, "TRIES", 1)
+    monkeypatch.setattr(segments, "LOCK_TRIES", 1)
     lock, seen = segments.LeasedFile.lock, []
 
     def watched(file: Any, kind: int) -> bool:
@@ -232,30 +232,30 @@ def test_a_write_larger_than_one_system_call_is_whole(files: Any, monkeypatch: p
 
 
 def test_the_reaper_takes_dead_runs_and_leaves_live_ones(tmp_path: Path) -> None:
-    living = segments.Segments.create("tqppo-test", BUDGET, str(tmp_path))
+    living = segments.Segments.create("tqppo-queue-test", BUDGET, str(tmp_path))
     script = (
         "import importlib, sys; s = importlib.import_module('tqppo_backends.storage.segments');"
-        "kept = s.Segments.create('tqppo-dead', 1 << 20, sys.argv[1]); print(kept.folder)"
+        "kept = s.Segments.create('tqppo-queue-dead', 1 << 20, sys.argv[1]); print(kept.folder)"
     )
     subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True, timeout=120, capture_output=True)
-    (tmp_path / "tqppo-somebody-elses").mkdir()
-    assert (tmp_path / "tqppo-dead").exists()
-    assert folders.reap(tmp_path) == ["tqppo-dead"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["tqppo-somebody-elses", "tqppo-test"]
+    (tmp_path / "tqppo-queue-of-somebody").mkdir()
+    assert (tmp_path / "tqppo-queue-dead").exists()
+    assert folders.reap(tmp_path) == ["tqppo-queue-dead"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["tqppo-queue-of-somebody", "tqppo-queue-test"]
     living.remove()
 
 
 def test_a_dead_run_that_filled_the_memory_is_reaped_before_a_place_is_chosen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dead = tmp_path / "tqppo-dead"
+    dead = tmp_path / "tqppo-queue-dead"
     dead.mkdir()
-    (dead / "owner").touch()
+    (dead / ".lock").touch()
     monkeypatch.setattr(folders, "SHARED", tmp_path)
     is_full = lambda folder: folders.shutil._ntuple_diskusage(100, 100, 0 if dead.exists() else BUDGET)  # noqa: E731
     monkeypatch.setattr(folders.shutil, "disk_usage", is_full)
-    made = segments.Segments.create("tqppo-next", BUDGET)
-    assert made.folder == tmp_path / "tqppo-next"
+    made = segments.Segments.create("tqppo-queue-next", BUDGET)
+    assert made.folder == tmp_path / "tqppo-queue-next"
     made.remove()
 
 
@@ -265,9 +265,9 @@ def test_small_shared_memory_falls_back_with_a_message(
     monkeypatch.setattr(folders, "SHARED", tmp_path / "absent")
     with caplog.at_level(logging.WARNING):
         assert folders.choose_parent(BUDGET) != tmp_path / "absent"
-    assert "is not there" in caplog.text
+    assert "does not exist" in caplog.text
     monkeypatch.setattr(folders, "SHARED", tmp_path)
-    monkeypatch.setattr(folders, "ENOUGH", 1 << 60)
+    monkeypatch.setattr(folders, "MIN_FREE_BYTES", 1 << 60)
     assert folders.choose_parent(1 << 60) != tmp_path
     assert "MB left" in caplog.text
     assert folders.choose_parent(BUDGET, str(tmp_path / "mine")) == tmp_path / "mine"

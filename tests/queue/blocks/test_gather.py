@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tqppo.columns import Column, Kind, declare
 from tqppo.errors import QueueError
-from tqppo.queue.blocks.arena import SMALL, Arena
+from tqppo.queue.blocks.arena import SMALL_BYTES, Arena
 from tqppo.queue.blocks.block import ALIGN, Block, BlockView, parse
 from tqppo.queue.blocks.encode import encode
 from tqppo.queue.blocks.gather import Runs, excerpt, gather
@@ -127,20 +127,20 @@ def test_contiguous_input_is_not_copied() -> None:
 
 def test_memory_is_used_again_only_after_the_last_tensor_is_gone() -> None:
     arena = Arena()
-    lent = arena.lend(4 * SMALL)
+    lent = arena.lend(4 * SMALL_BYTES)
     where = lent.ctypes.data
     part = torch.frombuffer(lent, dtype=torch.int32)[10:20].view(2, 5)
     del lent
-    assert arena.lend(4 * SMALL).ctypes.data != where
+    assert arena.lend(4 * SMALL_BYTES).ctypes.data != where
     del part
     gc.collect()
-    spares = [arena.lend(4 * SMALL) for _ in range(2)]
+    spares = [arena.lend(4 * SMALL_BYTES) for _ in range(2)]
     assert where in [each.ctypes.data for each in spares]
 
 
 def test_spare_memory_is_bounded() -> None:
-    arena = Arena(keep_bytes=4 * SMALL)
-    lent = [arena.lend(2 * SMALL) for _ in range(5)]
+    arena = Arena(keep_bytes=4 * SMALL_BYTES)
+    lent = [arena.lend(2 * SMALL_BYTES) for _ in range(5)]
     del lent
     gc.collect()
-    assert 0 < arena.spare_bytes() <= 4 * SMALL
+    assert 0 < arena.spare_bytes() <= 4 * SMALL_BYTES

@@ -11,8 +11,10 @@ import pytest
 
 from tqppo.errors import CheckpointError, DeadlineExceeded, QueueError
 from tqppo.protocols import Locator
-from tqppo.queue.index.index import COMPACT_ABOVE_BYTES, Index
-from tqppo.queue.link.calls import Waiting, run
+from tqppo.queue.index.answers import Published
+from tqppo.queue.index.compaction import COMPACT_ABOVE_BYTES
+from tqppo.queue.index.index import Index
+from tqppo.queue.link.calls import Pending, run
 
 
 class Freed(list[str]):
@@ -29,8 +31,8 @@ def make(limit: int = 1 << 30) -> tuple[Index, Freed]:
 
 def publish(
     index: Index, keys: list[str], columns: tuple[str, ...], block: str, size: int = 100, **more: object
-) -> dict:
-    async def work() -> dict:
+) -> Published:
+    async def work() -> Published:
         return await index.publish("train", keys, more.get("tags"), columns, Locator("here", block, size)).within(0.05)  # type: ignore[arg-type]
 
     return run(work())
@@ -74,19 +76,19 @@ def test_a_copy_that_replaces_a_block_loses_no_change_made_meanwhile() -> None:
     index, freed = make()
     publish(index, list("abcdef"), ("x", "y"), "big", COMPACT_ABOVE_BYTES)
     (sparse,) = index.clear("train", list("abc"))
-    answer = index.survivors(sparse)
+    answer = index.compaction.survivors(sparse)
     assert answer is not None
     _, columns, rows = answer
     assert rows.tolist() == [3, 4, 5]
     index.clear("train", ["d"])
     publish(index, ["e"], ("x",), "newer")
-    assert index.replace(sparse, rows, columns, Locator("here", "small", 50))
+    assert index.compaction.replace(sparse, rows, columns, Locator("here", "small", 50))
     assert freed == ["big"]
     found = index.locate("train", ["e", "f"], ["x", "y"])
     where = [(locator.block, row) for (_, block, rows) in found.groups for locator, row in
              zip([found.blocks[b][1] for b in block], rows.tolist(), strict=True)]  # fmt: skip
     assert where == [("newer", 0), ("small", 2), ("small", 1), ("small", 2)]
-    assert not index.replace(sparse, rows, columns, Locator("here", "late", 50))
+    assert not index.compaction.replace(sparse, rows, columns, Locator("here", "late", 50))
     assert index.stats()["bytes"] == 150
 
 
@@ -111,7 +113,7 @@ def test_a_put_that_gave_up_lets_the_next_one_pass() -> None:
     assert index.list("train", None, None)[0] == ["a", "c"]
 
 
-def reserved(index: Index, size: int, ticket: str) -> Waiting:
+def reserved(index: Index, size: int, ticket: str) -> Pending[None]:
     return index.room("here", size, ticket)
 
 
@@ -121,7 +123,7 @@ def test_room_is_reserved_for_whoever_was_granted_it() -> None:
     assert not second.future.done()
     assert index.stats()["bytes"] == 60
     answer = index.publish("train", ["a"], None, ("x",), Locator("here", "one", 60), "a1")
-    assert isinstance(answer, dict)  # at once, before others that wait
+    assert answer.future.done()  # at once, before others that wait
     assert index.stats()["bytes"] == 60
     index.clear("train", ["a"])
     assert second.future.done()
@@ -191,8 +193,7 @@ def test_a_cursor_of_a_put_misses_nothing_that_came_with_its_memory() -> None:
     index.room("here", 50, "mine")
     index.publish("train", ["b"], None, ("x",), Locator("here", "three", 50))
     answer = index.publish("train", ["a"], None, ("x",), Locator("here", "two", 50), "mine")
-    assert isinstance(answer, dict)
-    assert index.list("train", None, answer["version"])[0] == ["b"]
+    assert index.list("train", None, answer.future.result(0)["version"])[0] == ["b"]
 
 
 def test_any_number_of_puts_may_wait_for_the_budget() -> None:
@@ -243,13 +244,13 @@ def test_a_wait_looks_only_at_rows_that_changed(monkeypatch: pytest.MonkeyPatch)
     index, _ = make()
     keys, looks = [f"k{i}" for i in range(1000)], []
     waiting = index.wait("train", keys, {"status": "done"}, 1000)
-    tags_of = index._waiters._tags_of
+    tags_of = index._partitions.waiters._tags_of
 
     def counted(partition: str, key: str) -> Any:
         looks.append(key)
         return tags_of(partition, key)
 
-    monkeypatch.setattr(index._waiters, "_tags_of", counted)
+    monkeypatch.setattr(index._partitions.waiters, "_tags_of", counted)
     for key in keys:
         index.tag("train", [key, f"other_{key}"], [{"status": "done"}] * 2)
     assert looks == keys
@@ -280,16 +281,16 @@ def test_a_row_that_changed_back_or_was_cleared_is_waited_for_again() -> None:
 def test_blocks_of_a_snapshot_stay_until_it_is_done() -> None:
     index, freed = make()
     publish(index, ["a"], ("x",), "one")
-    first, second = index.dump(), index.dump()
+    first, second = index.snapshots.dump(), index.snapshots.dump()
     index.clear("train", ["a"])
     publish(index, ["a"], ("x",), "two")
     index.clear("train", ["a"])
     assert freed == ["two"]
     assert [locator.block for locator in index.known()] == ["one"]
-    assert "100 bytes: a snapshot under way" in index._holders("here")
-    index.unpin(first["pin"])
+    assert "100 bytes: a snapshot under way" in index._blocks.holders("here")
+    index.snapshots.unpin(first["pin"])
     assert freed == ["two"]
-    index.unpin(second["pin"])
+    index.snapshots.unpin(second["pin"])
     assert freed == ["two", "one"]
     assert index.stats()["bytes"] == 0
 
@@ -297,11 +298,11 @@ def test_blocks_of_a_snapshot_stay_until_it_is_done() -> None:
 def test_a_put_that_waits_during_a_restore_comes_after_it() -> None:
     index, freed = make(limit=100)
     publish(index, ["a"], ("x",), "one", 60)
-    dumped = index.dump()
-    index.unpin(dumped["pin"])
+    dumped = index.snapshots.dump()
+    index.snapshots.unpin(dumped["pin"])
     waiting = index.publish("train", ["b"], None, ("x",), Locator("here", "two", 50))
     (number,) = dumped["blocks"]
-    index.load(dumped["tables"], {number: Locator("here", "copy", 40)})
+    index.snapshots.load(dumped["tables"], {number: Locator("here", "copy", 40)})
     assert freed == ["one"]
     assert waiting.future.done()
     assert index.list("train", None, None)[0] == ["a", "b"]
@@ -312,7 +313,7 @@ def test_a_put_that_waits_during_a_restore_comes_after_it() -> None:
 
 def test_blocks_of_a_restore_that_never_ended_are_expected_no_more() -> None:
     index, _ = make()
-    index.expect(Locator("here", "one", 100))
+    index.snapshots.expect(Locator("here", "one", 100))
     index.expire(older_than_s=60)
     assert [locator.block for locator in index.known()] == ["one"]
     index.expire(older_than_s=-1)
@@ -322,9 +323,9 @@ def test_blocks_of_a_restore_that_never_ended_are_expected_no_more() -> None:
 def test_a_damaged_dump_changes_nothing() -> None:
     index, freed = make()
     publish(index, ["a"], ("x",), "one")
-    dumped = index.dump()
+    dumped = index.snapshots.dump()
     with pytest.raises(CheckpointError, match="damaged"):
-        index.load(dumped["tables"], {77: Locator("here", "copy", 100)})
+        index.snapshots.load(dumped["tables"], {77: Locator("here", "copy", 100)})
     assert freed == []
     assert len(index.locate("train", ["a"], ["x"]).blocks) == 1
 

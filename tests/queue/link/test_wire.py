@@ -1,4 +1,4 @@
-"""The short way to the index: what goes over it, what does not, and who may use it."""
+"""Calls over the local socket: which values travel, which calls go through Ray instead, and who may connect."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import pytest
 
 from tqppo.errors import DataLost, QueueError
 from tqppo.protocols import Locator, StorageSpec
-from tqppo.queue.index.index import Located
+from tqppo.queue.index.answers import Located
 from tqppo.queue.link import wire
-from tqppo.queue.link.calls import Silence
+from tqppo.queue.link.calls import NoAnswer
 
 SPEC = StorageSpec("wiretest", 1 << 20, token="secret")
 
@@ -24,13 +24,13 @@ SPEC = StorageSpec("wiretest", 1 << 20, token="secret")
 released: list[Any] = []
 
 
-async def handle(method: str, args: tuple[Any, ...], timeout_s: float, gone: wire.Gone) -> Any:
+async def handle(method: str, args: tuple[Any, ...], timeout_s: float, disconnected: wire.Disconnected) -> Any:
     if method == "release":
         released.append(args[0])
     if method == "wait":
-        await gone()
+        await disconnected()
         released.append(args[0])
-        raise ConnectionError("whoever asked is gone")
+        raise ConnectionError("the caller disconnected")
     if method == "locate":
         raise KeyError("a mistake")
     if method == "clear":
@@ -43,56 +43,56 @@ async def handle(method: str, args: tuple[Any, ...], timeout_s: float, gone: wir
 
 
 @contextlib.asynccontextmanager
-async def desk() -> AsyncIterator[wire.Desk]:
-    made = wire.Desk(SPEC, handle)
+async def server() -> AsyncIterator[wire.SocketServer]:
+    made = wire.SocketServer(SPEC, handle)
     await made.open()
     yield made
     made.close()
 
 
-async def ask(line: wire.Wire, method: str, *args: Any, timeout_s: float = 20.0) -> Any:
-    exchange = line.call(method, args, timeout_s, 0.0)
+async def ask(client: wire.SocketClient, method: str, *args: Any, timeout_s: float = 20.0) -> Any:
+    exchange = client.call(method, args, timeout_s, 0.0)
     assert exchange is not None
     return await exchange
 
 
 def test_values_arrive_as_they_were() -> None:
     async def work() -> None:
-        async with desk():
-            line = wire.Wire(SPEC)
+        async with server():
+            client = wire.SocketClient(SPEC)
             located = Located([(3, Locator("n", "b", 9, "file"))], [(["x"], np.array([0, 0]), np.array([2, 1]))])
-            _, locator, found, text = await ask(line, "publish", located.blocks[0][1], located, "zażółć")
+            _, locator, found, text = await ask(client, "publish", located.blocks[0][1], located, "zażółć")
             assert (locator, text) == (located.blocks[0][1], "zażółć")
             assert found.blocks == located.blocks
             assert found.groups[0][2].tolist() == [2, 1]
-            assert await ask(line, "tag", {"a": {"n": np.int64(3), "x": None}}) == ["tag", {"a": {"n": 3, "x": None}}]
-            line.close()
+            assert await ask(client, "tag", {"a": {"n": np.int64(3), "x": None}}) == ["tag", {"a": {"n": 3, "x": None}}]
+            client.close()
 
     asyncio.run(work())
 
 
-def test_errors_keep_their_kind_and_silence_ends_at_the_deadline() -> None:
+def test_errors_keep_their_class_and_a_missing_answer_is_an_error_at_the_deadline() -> None:
     async def work() -> None:
-        async with desk():
-            line = wire.Wire(SPEC)
+        async with server():
+            client = wire.SocketClient(SPEC)
             with pytest.raises(QueueError, match="no such rows: a"):
-                await ask(line, "clear", "a")
-            with pytest.raises(Silence, match=r"0\.1 s"):
-                await ask(line, "list", timeout_s=0.1)
-            assert await ask(line, "tag", 1) == ["tag", 1]  # not the late answer of the call before
-            line.close()
+                await ask(client, "clear", "a")
+            with pytest.raises(NoAnswer, match=r"0\.1 s"):
+                await ask(client, "list", timeout_s=0.1)
+            assert await ask(client, "tag", 1) == ["tag", 1]  # not the late answer of the call before
+            client.close()
 
     asyncio.run(work())
 
 
 def test_a_mistake_at_the_index_is_an_error_and_not_a_dead_index() -> None:
     async def work() -> None:
-        async with desk():
-            line = wire.Wire(SPEC)
+        async with server():
+            client = wire.SocketClient(SPEC)
             with pytest.raises(QueueError, match="KeyError: 'a mistake'"):
-                await ask(line, "locate")
-            assert await ask(line, "tag", 1) == ["tag", 1]
-            line.close()
+                await ask(client, "locate")
+            assert await ask(client, "tag", 1) == ["tag", 1]
+            client.close()
 
     asyncio.run(work())
 
@@ -103,73 +103,73 @@ async def until_released(count: int) -> None:
         await asyncio.sleep(0.01)
 
 
-def test_who_leaves_gives_back_what_it_was_given_and_is_not_waited_for() -> None:
+def test_a_client_that_disconnects_is_not_waited_for_and_its_tickets_are_released() -> None:
     async def work() -> None:
-        async with desk():
+        async with server():
             released.clear()
-            line = wire.Wire(SPEC)
-            name = line.client()
-            assert line.client() == name
-            waiting = asyncio.ensure_future(ask(line, "wait", "a call"))
+            client = wire.SocketClient(SPEC)
+            name = client.client_name()
+            assert client.client_name() == name
+            waiting = asyncio.ensure_future(ask(client, "wait", "a call"))
             await asyncio.sleep(0.1)
             waiting.cancel()
             await asyncio.wait({waiting})
             await until_released(1)
             await asyncio.sleep(0.2)
             assert released == ["a call"]  # and not what others of this process have
-            line.close()  # as when the process ends
+            client.close()  # as when the process ends
             await until_released(2)
             assert released == ["a call", name]
 
     asyncio.run(work())
 
 
-def test_what_is_more_than_json_takes_another_way() -> None:
+def test_values_that_are_not_json_are_collected_through_ray() -> None:
     async def work() -> None:
-        async with desk() as served:
-            line = wire.Wire(SPEC)
-            with pytest.raises(wire.NotPlain) as odd:
-                await ask(line, "stats")
-            assert served.collect(odd.value.ticket) == {"odd": {1, 2}}
-            assert line.call("stats", (), 1.0, 0.0) is None  # from now on
-            assert line.call("dump", (), 1.0, 0.0) is None
-            assert line.call("tag", ({"a": {"set": {1}}},), 1.0, 0.0) is None
-            line.close()
+        async with server() as served:
+            client = wire.SocketClient(SPEC)
+            with pytest.raises(wire.NotJson) as odd:
+                await ask(client, "stats")
+            assert served.collect(odd.value.number) == {"odd": {1, 2}}
+            assert client.call("stats", (), 1.0, 0.0) is None  # from now on
+            assert client.call("dump", (), 1.0, 0.0) is None
+            assert client.call("tag", ({"a": {"set": {1}}},), 1.0, 0.0) is None
+            client.close()
 
     asyncio.run(work())
 
 
-def test_calls_at_the_same_time_have_connections_of_their_own_which_are_used_again() -> None:
+def test_concurrent_calls_have_their_own_connections_which_are_reused() -> None:
     async def work() -> None:
-        async with desk():
-            line = wire.Wire(SPEC)
+        async with server():
+            client = wire.SocketClient(SPEC)
             for _ in range(3):
-                found = await asyncio.gather(*(ask(line, "tag", i) for i in range(20)))
+                found = await asyncio.gather(*(ask(client, "tag", i) for i in range(20)))
                 assert found == [["tag", i] for i in range(20)]
-            assert len(line._idle) <= 20
-            line.close()
+            assert len(client._idle) <= 20
+            client.close()
 
     asyncio.run(work())
 
 
-def test_without_its_desk_a_client_still_has_a_name() -> None:
+def test_a_client_whose_server_is_gone_still_has_a_name() -> None:
     here, there = socket.socketpair()
-    line = wire.Wire(SPEC)
-    line.take_back(here)  # used before, and now
+    client = wire.SocketClient(SPEC)
+    client.take_back(here)  # used before, and now
     there.close()
-    assert line.client()
-    line.close()
+    assert client.client_name()
+    client.close()
 
 
-def test_who_does_not_know_the_token_is_not_answered() -> None:
+def test_a_client_without_the_token_is_not_answered() -> None:
     async def work() -> None:
-        async with desk():
-            stranger = wire.Wire(StorageSpec(SPEC.run, 1 << 20, token="guess"))
+        async with server():
+            other = wire.SocketClient(StorageSpec(SPEC.run, 1 << 20, token="guess"))
             with pytest.raises(DataLost, match="closed the connection"):
-                await ask(stranger, "tag", 1)
+                await ask(other, "tag", 1)
 
     asyncio.run(work())
 
 
-def test_without_a_desk_there_is_no_wire() -> None:
-    assert wire.Wire(StorageSpec("nobody", 1 << 20)).call("tag", (), 1.0, 0.0) is None
+def test_without_a_server_calls_go_through_ray() -> None:
+    assert wire.SocketClient(StorageSpec("nobody", 1 << 20)).call("tag", (), 1.0, 0.0) is None

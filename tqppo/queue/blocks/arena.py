@@ -1,6 +1,6 @@
-"""Memory that is used again: gathering into pages that were touched before is several times faster than into new ones.
+"""Buffers that are reused: gathering into pages that were touched before is several times faster than into new ones.
 
-A buffer is lent as a numpy array; when the last tensor over it is gone, so is the array, and the buffer comes back.
+A buffer is lent as a numpy array. When the last tensor over the array is garbage-collected, the buffer is reused.
 """
 
 from __future__ import annotations
@@ -8,42 +8,43 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections import deque
-from typing import Any
 
 import numpy as np
 
-SMALL = 256 * 1024  # below, malloc reuses memory well enough by itself
+from tqppo.queue.blocks.block import Bytes
+
+SMALL_BYTES = 256 * 1024  # below, malloc reuses memory well enough
 
 
 class Arena:
-    """A process's spare buffers, by size. `keep_bytes` bounds what stays allocated while nobody uses it.
+    """A process's spare buffers, by size. `keep_bytes` bounds what stays allocated while it is unused.
 
-    Buffers come back when garbage is collected: in any thread, and in the middle of anything. There is no lock to wait
-    for then, nor after a fork; every step is one operation of a dict or a deque.
+    The garbage collector returns buffers in any thread and between any two instructions, and a fork may copy a held
+    lock. So there is no lock; every step is one atomic operation of a dict or a deque.
     """
 
     def __init__(self, keep_bytes: int = 1 << 30) -> None:
         self.keep_bytes = keep_bytes
-        self._spare: dict[int, deque[np.ndarray]] = {}
+        self._spare: dict[int, deque[Bytes]] = {}
 
-    def lend(self, num_bytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """uint8 [num_bytes], contents undefined, aligned to 64 bytes; the caller owns it until it drops it."""
-        if num_bytes < SMALL:
+    def lend(self, num_bytes: int) -> Bytes:
+        """uint8 [num_bytes], contents undefined, aligned to 64 bytes; the caller's until it drops its reference."""
+        if num_bytes < SMALL_BYTES:
             return np.empty(num_bytes, np.uint8)
-        buffer = self._claim(num_bytes)
-        if buffer is None:  # some room, since the next batch is seldom smaller
+        buffer = self._reusable(num_bytes)
+        if buffer is None:  # with some room, because the next batch is often larger
             buffer = _aligned(_rounded(num_bytes + num_bytes // 8))
-        lent = np.frombuffer(buffer.data, np.uint8, num_bytes)  # an object of its own, whose death we hear of
+        lent = np.frombuffer(buffer.data, np.uint8, num_bytes)  # a new object, to which a finalizer can be attached
         weakref.finalize(lent, self._take_back, buffer).atexit = False
         return lent
 
-    def _claim(self, num_bytes: int) -> np.ndarray | None:
+    def _reusable(self, num_bytes: int) -> Bytes | None:
         for size in sorted(size for size in list(self._spare) if num_bytes <= size <= 2 * num_bytes):
             with contextlib.suppress(IndexError):
                 return self._spare[size].pop()
         return None
 
-    def _take_back(self, buffer: np.ndarray) -> None:
+    def _take_back(self, buffer: Bytes) -> None:
         self._spare.setdefault(buffer.nbytes, deque()).append(buffer)
         for size in sorted(self._spare):
             while self._spare[size] and self.spare_bytes() > self.keep_bytes:
@@ -55,12 +56,12 @@ class Arena:
 
 
 def _rounded(num_bytes: int) -> int:
-    """Up to one of the few sizes that there are: eight to sixteen between a power of two and the next."""
+    """Round up to one of eight sizes per power of two, so that buffers fit again."""
     step = 1 << (num_bytes.bit_length() - 4)
     return -(-num_bytes // step) * step
 
 
-def _aligned(num_bytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+def _aligned(num_bytes: int) -> Bytes:
     raw = np.empty(num_bytes + 64, np.uint8)
     skip = -raw.ctypes.data % 64
     return raw[skip : skip + num_bytes]

@@ -3,20 +3,21 @@
     magic, header's length | JSON header | lengths of ragged rows, values … (per column)
 
 A ragged column keeps its rows one after the other, token by token, and int64 offsets into them; a JSON column
-is ragged UTF-8. The header names every column's dtype, shape and place, so a block can be read by anybody,
-from shared memory, a socket or a file.
+is ragged UTF-8. The header has every column's dtype, shape and position, so a block can be read on its own, from
+shared memory, a socket or a file.
 """
 
 from __future__ import annotations
 
 import json
+import mmap
 import struct
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from tqppo.errors import QueueError
 
@@ -24,7 +25,8 @@ ALIGN = 64
 MAGIC = b"TQPPOB1\n"
 _PREFIX = struct.Struct("<8sII")  # magic, header's length, rows
 
-Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+Bytes = npt.NDArray[np.uint8]
+Buffer = bytes | bytearray | memoryview | mmap.mmap | Bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,7 @@ class Field:
     offsets: int = -1  # of the row offsets; -1: dense
 
     def pieces(self, num_rows: int) -> list[tuple[int, int]]:
-        """(start, bytes) of the offsets and of the values, as far as there are any."""
+        """(start, bytes) of the offsets, if the column is not dense, and of the values, if there are any."""
         offsets = [] if self.offsets < 0 else [(self.offsets, 8 * (num_rows + 1))]
         return offsets + ([(self.start, self.num_bytes)] if self.num_bytes else [])
 
@@ -57,13 +59,13 @@ class Layout:
     header: bytes = field(repr=False)
 
     def pieces(self, columns: Iterable[str] | None = None) -> list[tuple[int, int]]:
-        """(start, bytes) of everything in some columns (None: all), in ascending order."""
+        """(start, bytes) of all offsets and values of some columns (None: all), in ascending order."""
         wanted = set(self.fields if columns is None else columns)
         fields = [field for name, field in self.fields.items() if name in wanted]
         return [piece for field in fields for piece in field.pieces(self.num_rows)]
 
     def spans(self, columns: Iterable[str] | None = None) -> list[tuple[int, int]]:
-        """Where some columns are, from start to stop; neighbours together."""
+        """(start, stop) of the memory of some columns; adjacent pieces are joined."""
         spans: list[tuple[int, int]] = []
         for start, size in self.pieces(columns):
             is_next = spans and start - spans[-1][1] < ALIGN
@@ -74,8 +76,8 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """What `Storage.write` is given: the layout, and (start, bytes) of the header and every piece of the layout, in
-    ascending order. What lies between them is padding."""
+    """What a storage writes: the layout, and (start, bytes) of the header and of every piece, in ascending order.
+    Padding fills the gaps between them."""
 
     layout: Layout
     pieces: Sequence[tuple[int, Bytes]]
@@ -86,19 +88,19 @@ class Block:
 
     @staticmethod
     def of(data: Bytes) -> Block:
-        """A block that is one array already, such as a file's contents."""
+        """A block from its bytes in one array, such as the contents of a file."""
         layout = parse(data)
         header = len(layout.header)
         return Block(layout, [(start, data[start : start + size]) for start, size in [(0, header), *layout.pieces()]])
 
     def renamed(self) -> Block:
-        """The same under a new name, so that a storage may hold both."""
+        """The same block under a new name, so that a storage can hold both."""
         old, new = self.layout.block.encode(), uuid.uuid4().hex.encode()
         header = self.layout.header.replace(old, new, 1)
         return Block(parse(header), [(0, np.frombuffer(header, np.uint8)), *self.pieces[1:]])
 
     def flat(self) -> Bytes:
-        """One array, for storages that want a single object."""
+        """The whole block in one array, for storages that need a single object."""
         out = np.zeros(self.num_bytes, np.uint8)
         for start, piece in self.pieces:
             out[start : start + piece.nbytes] = piece
@@ -107,7 +109,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """One column, ready to be placed: `offsets` is None for a dense one."""
+    """One column in bytes, not placed yet. `offsets` is None for a dense column."""
 
     name: str
     kind: str
@@ -119,7 +121,7 @@ class Encoded:
 
 
 def build(columns: Sequence[Encoded], num_rows: int) -> Block:
-    """Give every column its place."""
+    """Lay columns out in a new block."""
     name = uuid.uuid4().hex
     header = _header(name, num_rows, columns)
     layout = parse(header)
@@ -139,9 +141,9 @@ def _header(name: str, num_rows: int, columns: Sequence[Encoded]) -> bytes:
     return _PREFIX.pack(MAGIC, len(text), num_rows) + text
 
 
-def parse(start: Any) -> Layout:
-    """The layout of a block, from its first bytes (or all of them)."""
-    view = memoryview(start)
+def parse(start: Buffer) -> Layout:
+    """The layout of a block, from its header; further bytes are ignored."""
+    view = memoryview(start)  # type: ignore[arg-type] # numpy's stubs do not say that arrays are buffers
     if view.nbytes < _PREFIX.size:
         raise QueueError(f"{view.nbytes} bytes are too few for a block")
     magic, length, num_rows = _PREFIX.unpack_from(view)
@@ -164,9 +166,9 @@ def aligned(position: int) -> int:
 
 
 class BlockView:
-    """A block that a storage opened for reading: its layout, and either all its bytes or some pieces by their start.
+    """A block opened for reading: its layout, and either all its bytes or some pieces, by where they start.
 
-    `writable` says that the memory is private or copy-on-write, so that callers may have tensors over it as it is.
+    `writable`: the memory is private or copy-on-write, so tensors over it can be given to callers without a copy.
     """
 
     __slots__ = ("_pieces", "_whole", "layout", "writable")

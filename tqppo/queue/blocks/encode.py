@@ -1,10 +1,9 @@
-"""What callers hand to `put`, checked against the declared columns and turned into bytes, mostly without a copy."""
+"""Checks what callers give to `put` against the declared columns and turns it into bytes, mostly without a copy."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,17 +12,19 @@ from torch.nested._internal.nested_tensor import NestedTensor
 
 from tqppo.columns import Column, Kind, column
 from tqppo.errors import QueueError
-from tqppo.queue.blocks.block import Block, Encoded, build
+from tqppo.queue.blocks.block import Block, Bytes, Encoded, build
 from tqppo.queue.link.calls import first_line
-from tqppo.queue.meta import Jagged
+from tqppo.queue.meta import ColumnData, Jagged, Json
+
+Lengths = Sequence[int] | np.ndarray | Tensor
 
 
-def encode(columns: Mapping[str, Any], keys: Sequence[str]) -> Block:
-    """One block of these columns; every one must have a row per key."""
+def encode(columns: Mapping[str, ColumnData], keys: Sequence[str]) -> Block:
+    """A block of these columns, each of which must have one row per key."""
     return build([_encode(column(name), data, keys) for name, data in columns.items()], len(keys))
 
 
-def _encode(declared: Column, data: Any, keys: Sequence[str]) -> Encoded:
+def _encode(declared: Column, data: ColumnData, keys: Sequence[str]) -> Encoded:
     try:
         return _encode_as_declared(declared, data, keys)
     except (TypeError, ValueError, AttributeError, RuntimeError) as error:
@@ -31,7 +32,7 @@ def _encode(declared: Column, data: Any, keys: Sequence[str]) -> Encoded:
         raise QueueError(f"column {declared.name!r} cannot be put as it is, a {found}") from error
 
 
-def _encode_as_declared(declared: Column, data: Any, keys: Sequence[str]) -> Encoded:
+def _encode_as_declared(declared: Column, data: ColumnData, keys: Sequence[str]) -> Encoded:
     if declared.kind is Kind.JSON:
         return _json(declared, data, keys)
     if declared.kind is Kind.ROW:
@@ -39,7 +40,7 @@ def _encode_as_declared(declared: Column, data: Any, keys: Sequence[str]) -> Enc
     return _ragged(declared, data, len(keys))
 
 
-def _json(declared: Column, data: Any, keys: Sequence[str]) -> Encoded:
+def _json(declared: Column, data: ColumnData, keys: Sequence[str]) -> Encoded:
     if isinstance(data, (str, bytes)) or not isinstance(data, Sequence):
         raise QueueError(f"column {declared.name!r} holds JSON: give a list with one value per row")
     _check_rows(declared, len(data), len(keys))
@@ -48,14 +49,14 @@ def _json(declared: Column, data: Any, keys: Sequence[str]) -> Encoded:
     return Encoded(declared.name, "json", "json", (), 0, values, _offsets([len(row) for row in rows]))
 
 
-def _json_row(declared: Column, value: Any, key: str) -> bytes:
+def _json_row(declared: Column, value: Json, key: str) -> bytes:
     try:
         return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
     except (TypeError, ValueError) as error:
         raise QueueError(f"column {declared.name!r} of row {key!r} is not JSON: {error}") from error
 
 
-def _dense(declared: Column, data: Any, num_rows: int) -> Encoded:
+def _dense(declared: Column, data: ColumnData, num_rows: int) -> Encoded:
     tensor = _dense_tensor(declared, data)
     if tensor.dim() == 0:
         raise QueueError(f"column {declared.name!r} was given a scalar; it needs one value per row")
@@ -64,7 +65,7 @@ def _dense(declared: Column, data: Any, num_rows: int) -> Encoded:
     return Encoded(declared.name, "dense", dtype_name(tensor.dtype), tuple(tensor.shape[1:]), 0, as_bytes(tensor), None)
 
 
-def _dense_tensor(declared: Column, data: Any) -> Tensor:
+def _dense_tensor(declared: Column, data: ColumnData) -> Tensor:
     if isinstance(data, Tensor):
         if data.is_nested:
             raise QueueError(f"column {declared.name!r} has one value per row; it was given a nested tensor")
@@ -78,12 +79,12 @@ def _dense_tensor(declared: Column, data: Any) -> Tensor:
     raise QueueError(f"column {declared.name!r} was given a {type(data).__name__}; give a tensor or a list")
 
 
-def _inner(data: Sequence[Any]) -> tuple[int, ...]:
+def _inner(data: Sequence[ColumnData]) -> tuple[int, ...]:
     return np.shape(data)[1:] if len(data) else ()
 
 
-def _ragged(declared: Column, data: Any, num_rows: int) -> Encoded:
-    values, lengths = _rows_in_a_row(declared, data)
+def _ragged(declared: Column, data: ColumnData, num_rows: int) -> Encoded:
+    values, lengths = _flattened(declared, data)
     _check_rows(declared, len(lengths), num_rows)
     offsets = _offsets(lengths)
     if values.dim() == 0 or offsets[-1] != values.shape[0] or (np.diff(offsets) < 0).any():
@@ -95,8 +96,8 @@ def _ragged(declared: Column, data: Any, num_rows: int) -> Encoded:
     return Encoded(declared.name, "ragged", dtype, shape, declared.ragged_dim, as_bytes(values), offsets)
 
 
-def _rows_in_a_row(declared: Column, data: Any) -> tuple[Tensor, Any]:
-    """Values with tokens first [sum(lengths), *trailing], and the lengths."""
+def _flattened(declared: Column, data: ColumnData) -> tuple[Tensor, Lengths]:
+    """The rows one after the other, tokens first [sum(lengths), *trailing], and their lengths."""
     if isinstance(data, Jagged):
         values = data.values.detach()
         return (values.movedim(declared.ragged_dim, 0) if declared.ragged_dim else values), data.lengths
@@ -112,9 +113,9 @@ def _rows_in_a_row(declared: Column, data: Any) -> tuple[Tensor, Any]:
     )
 
 
-def _jagged(declared: Column, data: NestedTensor) -> tuple[Tensor, Any]:
-    """Attributes, not methods: a method of a nested tensor costs a tenth of a millisecond."""
-    if data._lengths is not None:  # narrowed: rows with holes between
+def _jagged(declared: Column, data: NestedTensor) -> tuple[Tensor, Lengths]:
+    """Values and lengths of a jagged tensor, by its attributes: a method call would cost a tenth of a millisecond."""
+    if data._lengths is not None:  # narrowed, with gaps between the rows
         return _from_list(declared, list(data.detach().unbind()))
     ragged = data._ragged_idx - 1
     if ragged != declared.ragged_dim:
@@ -126,7 +127,7 @@ def _jagged(declared: Column, data: NestedTensor) -> tuple[Tensor, Any]:
     return values[offsets[0] : offsets[-1]], np.diff(offsets)
 
 
-def _from_list(declared: Column, rows: Sequence[Any]) -> tuple[Tensor, Any]:
+def _from_list(declared: Column, rows: Sequence[ColumnData]) -> tuple[Tensor, Lengths]:
     dtype = _declared_dtype(declared)
     tensors = [row.detach() if isinstance(row, Tensor) else torch.tensor(row, dtype=dtype) for row in rows]
     if any(row.dim() <= declared.ragged_dim for row in tensors):
@@ -141,7 +142,7 @@ def _from_list(declared: Column, rows: Sequence[Any]) -> tuple[Tensor, Any]:
     return torch.cat(tensors), [row.shape[0] for row in tensors]
 
 
-def _offsets(lengths: Any) -> np.ndarray:
+def _offsets(lengths: Lengths) -> np.ndarray:
     if isinstance(lengths, Tensor):
         lengths = lengths.cpu().numpy()
     counts = np.asarray(lengths, np.int64)
@@ -167,8 +168,8 @@ def _check(declared: Column, dtype: torch.dtype, shape: tuple[int, ...]) -> None
         raise QueueError(f"column {declared.name!r} is declared without a trailing shape; it was given {shape}")
 
 
-def as_bytes(tensor: Tensor) -> np.ndarray:
-    """The tensor's memory; a copy only when it is on a device or not contiguous."""
+def as_bytes(tensor: Tensor) -> Bytes:
+    """The tensor's memory; copied only if it is on a device or not contiguous."""
     return tensor.cpu().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8).numpy()
 
 

@@ -1,4 +1,4 @@
-"""Rows out of blocks: views where they lie next to each other, one gather into reused memory where they do not."""
+"""Reads rows out of blocks: as a view where they are adjacent, otherwise by one gather into reused memory."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,13 +17,14 @@ from tqppo.errors import QueueError
 from tqppo.queue.blocks.arena import Arena
 from tqppo.queue.blocks.block import Block, BlockView, Bytes, Encoded, Field, build
 from tqppo.queue.blocks.encode import torch_dtype
+from tqppo.queue.meta import Json
 
-SHORT_RUN = 192  # bytes; copying a run costs about as much as picking this many bytes element by element
+SHORT_RUN = 192  # bytes; the cost of copying a run equals that of picking this many bytes element by element
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Of a ragged column: where its rows begin, in tokens, and the shortest and longest length as torch keeps them."""
+    """The shape of a ragged column: where its rows begin, in tokens, and torch's cache of the extreme lengths."""
 
     offsets: Tensor  # [B + 1]
     bounds: dict[str, Tensor]
@@ -32,16 +32,16 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """Stretches of consecutive rows: in block `block[i]`, rows `first[i]` to `last[i]`."""
+    """Runs of consecutive rows: run i is rows `first[i]` to `last[i]`, exclusive, of block `block[i]`."""
 
     block: np.ndarray
     first: np.ndarray
     last: np.ndarray
-    blocks: tuple[int, ...]  # all of them, once
+    blocks: tuple[int, ...]  # distinct
 
     @staticmethod
     def of(block: np.ndarray, row: np.ndarray) -> Runs:
-        """Of the cells (block, row) of a column, in the order asked for."""
+        """The runs of a column's cells (block, row), in the order of the request."""
         breaks = np.flatnonzero((np.diff(block) != 0) | (np.diff(row) != 1)) + 1
         starts = np.concatenate(([0], breaks))
         ends = np.concatenate((breaks, [len(row)]))
@@ -50,11 +50,11 @@ class Runs:
 
 def gather(
     views: Sequence[BlockView], runs: Runs, name: str, arena: Arena, shapes: dict[bytes, Shape] | None = None
-) -> Tensor | list[Any]:
+) -> Tensor | list[Json]:
     """One column of the rows of `runs`: a dense tensor [B, *trailing], a jagged nested tensor, or a list.
 
-    Columns that are given the same `shapes` share the offsets of rows of equal lengths: torch takes them for tensors of
-    one shape, so that they can be added and multiplied.
+    Columns whose rows have equal lengths share offsets by way of `shapes`. Torch then treats them as tensors of one
+    shape, so that they can be added and multiplied.
     """
     fields = [views[i].layout.fields[name] for i in runs.blocks]
     _check_alike(name, fields)
@@ -65,7 +65,7 @@ def gather(
     if like.kind == "json":
         return _decoded(values, lengths)
     shape = _shape(lengths, {} if shapes is None else shapes)
-    return _nested(_turned(tensor_over(values, like, int(shape.offsets[-1])), like, arena), shape, like)
+    return _nested(_restore_ragged_dim(tensor_over(values, like, int(shape.offsets[-1])), like, arena), shape, like)
 
 
 def _check_alike(name: str, fields: Sequence[Field]) -> None:
@@ -88,7 +88,7 @@ def _dense(views: Sequence[BlockView], runs: Runs, like: Field, arena: Arena) ->
 
 
 def _ragged(views: Sequence[BlockView], runs: Runs, like: Field, arena: Arena) -> tuple[Bytes, np.ndarray]:
-    """Values of the rows one after the other, and the rows' lengths in tokens."""
+    """The values of the rows one after the other, and their lengths in tokens."""
     size = _item_bytes(like)
     if len(runs.block) == 1:
         return _one_run(views[runs.block[0]], int(runs.first[0]), int(runs.last[0]), like, arena)
@@ -105,12 +105,12 @@ def _ragged(views: Sequence[BlockView], runs: Runs, like: Field, arena: Arena) -
     total = int((stops - starts).sum())
     if len(offsets) == 1 < len(starts) and total < SHORT_RUN * len(starts) and size in (1, 2, 4, 8):
         values = views[runs.block[0]].values(like.name)
-        return _picked(values.view(f"u{size}"), starts // size, stops // size, arena), lengths
+        return _gather_elements(values.view(f"u{size}"), starts // size, stops // size, arena), lengths
     return _joined(views, runs, _cuts(views, runs, like.name, starts, stops), total, arena), lengths
 
 
 def _one_run(view: BlockView, first: int, last: int, like: Field, arena: Arena) -> tuple[Bytes, np.ndarray]:
-    """The common case, at a fraction of the fixed cost."""
+    """The rows of a single run, which is the usual case, at a fraction of the general cost."""
     size, offsets = _item_bytes(like), view.offsets(like.name)[first : last + 1]
     values = view.values(like.name)[int(offsets[0]) * size : int(offsets[-1]) * size]
     if not view.writable:
@@ -125,8 +125,8 @@ def _rows(runs: Runs) -> np.ndarray:
     return np.repeat(runs.last - counts.cumsum(), counts) + np.arange(counts.sum())
 
 
-def _picked(values: np.ndarray, starts: np.ndarray, stops: np.ndarray, arena: Arena) -> Bytes:
-    """Very short runs, element by element: one vectorised pass instead of a copy per run."""
+def _gather_elements(values: np.ndarray, starts: np.ndarray, stops: np.ndarray, arena: Arena) -> Bytes:
+    """Gather very short runs element by element, in one vectorised pass instead of a copy per run."""
     counts = stops - starts
     index = np.repeat(stops - counts.cumsum(), counts) + np.arange(counts.sum())
     out = arena.lend(len(index) * values.itemsize)
@@ -139,7 +139,7 @@ def _each(runs: Runs) -> list[tuple[int, int, int]]:
 
 
 def _cuts(views: Sequence[BlockView], runs: Runs, name: str, starts: np.ndarray, stops: np.ndarray) -> list[Bytes]:
-    """The bytes of every run; per run no more than a slice, since there may be thousands."""
+    """The bytes of every run, at the cost of one slice each, because there may be thousands."""
     values = {i: views[i].values(name) for i in runs.blocks}
     edges = zip(runs.block.tolist(), starts.tolist(), stops.tolist(), strict=True)
     return [values[block][start:stop] for block, start, stop in edges]
@@ -160,14 +160,14 @@ def _item_bytes(like: Field) -> int:
 
 
 def tensor_over(values: Bytes, like: Field, count: int) -> Tensor:
-    """The bytes as a tensor [count, *shape] that keeps them alive."""
+    """A tensor [count, *shape] over the bytes, which it keeps alive."""
     if values.nbytes == 0:
         return torch.empty((count, *like.shape), dtype=torch_dtype(like.dtype))
     return torch.frombuffer(values, dtype=torch_dtype(like.dtype)).view(count, *like.shape)
 
 
-def _turned(values: Tensor, like: Field, arena: Arena) -> Tensor:
-    """Tokens back from the first dimension to where the column has them."""
+def _restore_ragged_dim(values: Tensor, like: Field, arena: Arena) -> Tensor:
+    """Move tokens from the first dimension back to the column's ragged dimension."""
     if not like.ragged_dim:
         return values
     turned = values.movedim(0, like.ragged_dim)
@@ -189,19 +189,19 @@ def _shape(lengths: np.ndarray, known: dict[bytes, Shape]) -> Shape:
 
 
 def _nested(values: Tensor, shape: Shape, like: Field) -> Tensor:
-    """As `torch.nested.nested_tensor_from_jagged` makes it, at a fourth of the cost: that one makes a view first."""
+    """What `torch.nested.nested_tensor_from_jagged` makes, four times faster because it makes no view first."""
     bounds = dict(shape.bounds)
     return NestedTensor(values, shape.offsets, _ragged_idx=like.ragged_dim + 1, _metadata_cache=bounds)
 
 
-def _decoded(values: Bytes, lengths: np.ndarray) -> list[Any]:
+def _decoded(values: Bytes, lengths: np.ndarray) -> list[Json]:
     text, ends = values.tobytes(), np.cumsum(lengths).tolist()
     starts = [0, *ends[:-1]] if ends else []
     return [json.loads(text[a:b]) for a, b in zip(starts, ends, strict=True)]
 
 
-def nothing(name: str) -> Tensor | list[Any]:
-    """A declared column of no rows."""
+def nothing(name: str) -> Tensor | list[Json]:
+    """A declared column without rows."""
     declared = column(name)
     if declared.kind is Kind.JSON:
         return []
@@ -215,7 +215,7 @@ def nothing(name: str) -> Tensor | list[Any]:
 
 
 def excerpt(view: BlockView, columns: Sequence[str], rows: np.ndarray) -> Block:
-    """A new block with some rows and columns of one."""
+    """A new block with some rows and columns of another."""
     runs, arena = Runs.of(np.zeros(len(rows), np.int64), rows.astype(np.int64)), Arena()
     encoded = []
     for like in (view.layout.fields[name] for name in columns):

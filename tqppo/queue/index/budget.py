@@ -1,4 +1,4 @@
-"""Bytes per node, and who waits for some: puts over budget are granted first come, first served."""
+"""Bytes in use per node, and the puts that wait for some: granted first come, first served."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from tqppo.errors import QueueError
 from tqppo.protocols import Locator
-from tqppo.queue.link.calls import Waiting
+from tqppo.queue.index.answers import NodeStats
+from tqppo.queue.link.calls import Pending
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -29,7 +32,8 @@ class _Reserved(NamedTuple):
 
 
 class Budget:
-    """Guarded by the index's lock; only the ends of a wait take it themselves."""
+    """Callers must hold the index lock. The `explain`, `drop` and `undo` callbacks of a `Pending` run outside it and
+    take it themselves."""
 
     def __init__(self, limit: int, lock: threading.RLock) -> None:
         self.limit = limit
@@ -38,18 +42,18 @@ class Budget:
         self._reserved: dict[str, _Reserved] = {}  # by ticket
 
     def ask(
-        self, node: str, num_bytes: int, *, grant: Callable[[], Any], holders: Callable[[], str],
-        undo: Callable[[Any], None] = lambda answer: None,
-    ) -> Waiting:  # fmt: skip
-        """Call `grant` once these bytes fit, count them, and answer with what it returns; `undo` is the way back."""
+        self, node: str, num_bytes: int, *, grant: Callable[[], T], holders: Callable[[], str],
+        undo: Callable[[T], None] = lambda answer: None,
+    ) -> Pending[T]:  # fmt: skip
+        """Count these bytes once they fit, call `grant` and answer with its result. `undo` takes a grant back."""
         if num_bytes > self.limit:
             raise QueueError(
                 f"a put of {num_bytes:,} bytes can never fit into the budget of {self.limit:,} bytes per node; "
                 "put fewer rows at a time, or raise storage.budget_gb"
             )
         account = self._account(node)
-        future: Future[Any] = Future()
-        future.set_running_or_notify_cancel()  # whoever waits for it may give up, but not cancel it
+        future: Future[T] = Future()
+        future.set_running_or_notify_cancel()  # the waiting call may give up, but not cancel it
         entry = (num_bytes, grant, future)
         account.waiting.append(entry)
         self._grant(account)
@@ -71,11 +75,11 @@ class Budget:
                 self._grant(account)  # a smaller one behind may fit
                 return True
 
-        return Waiting(future, explain, drop, undo)
+        return Pending(future, explain, drop, undo)
 
     def _grant(self, account: _Account) -> None:
-        """Never from within a grant, which may give bytes back: the loop that is under way goes on with those."""
-        if account.is_granting:
+        """Grant waiting puts in order, as far as they fit."""
+        if account.is_granting:  # a grant may give bytes back; the loop that called it continues with those
             return
         account.is_granting = True
         try:
@@ -87,7 +91,7 @@ class Budget:
                 except BaseException as error:
                     account.used -= num_bytes
                     future.set_exception(error)
-                    if not isinstance(error, Exception):  # Ctrl-C is not only for whoever waits
+                    if not isinstance(error, Exception):  # Ctrl-C concerns this thread, not only the waiting call
                         raise
         finally:
             account.is_granting = False
@@ -98,8 +102,8 @@ class Budget:
 
     # -- bytes of blocks that are still to be written --------------------------------------------------------------
 
-    def reserve(self, node: str, num_bytes: int, ticket: str, *, holders: Callable[[], str]) -> Waiting:
-        """Count these bytes once they fit; the ticket is to be redeemed or released."""
+    def reserve(self, node: str, num_bytes: int, ticket: str, *, holders: Callable[[], str]) -> Pending[None]:
+        """Count these bytes once they fit, until the ticket is redeemed or released."""
 
         def grant() -> None:
             self._reserved[ticket] = _Reserved(node, num_bytes, time.monotonic())
@@ -111,17 +115,17 @@ class Budget:
         return self.ask(node, num_bytes, grant=grant, holders=holders, undo=undo)
 
     def redeem(self, ticket: str | None) -> bool:
-        """The reserved bytes are a block's from now on. False: there are none, or not any more."""
+        """Turn reserved bytes into those of a block. False if the ticket reserves none, or no longer does."""
         return ticket is not None and self._reserved.pop(ticket, None) is not None
 
-    def release(self, beginning: str) -> None:
-        """Give back what is reserved under tickets that begin like this."""
-        for ticket in [ticket for ticket in self._reserved if ticket.startswith(beginning)]:
+    def release(self, prefix: str) -> None:
+        """Give back the bytes reserved under tickets with this prefix."""
+        for ticket in [ticket for ticket in self._reserved if ticket.startswith(prefix)]:
             reserved = self._reserved.pop(ticket)
             self.give_back([Locator(reserved.node, "", reserved.num_bytes)])
 
     def expire(self, older_than_s: float) -> None:
-        """Release what was reserved long ago, by processes that never came back."""
+        """Release what was reserved long ago, by processes that must have died since."""
         old = time.monotonic() - older_than_s
         for ticket in [ticket for ticket, each in self._reserved.items() if each.since < old]:
             self.release(ticket)
@@ -129,7 +133,7 @@ class Budget:
     # -- accounts --------------------------------------------------------------------------------------------------
 
     def add(self, locator: Locator) -> None:
-        """Count bytes without asking: of blocks that take the place of others."""
+        """Count the bytes of a block that takes the place of another, whether or not they fit."""
         self._account(locator.node).used += locator.num_bytes
 
     def give_back(self, locators: Sequence[Locator]) -> None:
@@ -142,7 +146,7 @@ class Budget:
         account = self._account(node)
         return 0 if account.waiting else max(0, self.limit - account.used)
 
-    def stats(self) -> dict[str, dict[str, int]]:
+    def stats(self) -> dict[str, NodeStats]:
         return {
             node: {"bytes": account.used, "budget": self.limit, "waiting": len(account.waiting)}
             for node, account in self._accounts.items()

@@ -1,4 +1,4 @@
-"""Blocks that snapshots are being made of: should their last row go meanwhile, they stay until the snapshot is done."""
+"""Blocks pinned by a running snapshot: not freed until it finishes, even if all their rows are cleared."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from tqppo.protocols import Locator
 
 
 class Pins:
-    """Guarded by the index's lock."""
+    """Callers must hold the index lock."""
 
     def __init__(self) -> None:
-        self._pins: dict[int, tuple[frozenset[int], float]] = {}  # blocks by number, and since when
+        self._pins: dict[int, tuple[frozenset[int], float]] = {}  # pin → numbers of its blocks, start time
         self._lingering: dict[int, Locator] = {}
         self._numbers = itertools.count(1)
 
@@ -23,7 +23,7 @@ class Pins:
         return pin
 
     def unpinned(self, blocks: Mapping[int, Locator]) -> list[Locator]:
-        """Those of these dead blocks that may be freed; the others linger."""
+        """The dead blocks that may be freed now; those that are pinned are remembered for later."""
         free = []
         for number, locator in blocks.items():
             if any(number in pinned for pinned, _ in self._pins.values()):
@@ -33,15 +33,17 @@ class Pins:
         return free
 
     def remove(self, pin: int) -> dict[int, Locator]:
-        """What lingered until now; some of it may be pinned still."""
+        """End a pin; returns all blocks that had to wait, of which other pins may still hold some."""
         self._pins.pop(pin, None)
         lingered, self._lingering = self._lingering, {}
         return lingered
 
     def expire(self, older_than_s: float) -> dict[int, Locator]:
+        """End old pins; returns what `remove` does."""
         old = time.monotonic() - older_than_s
         self._pins = {pin: (blocks, since) for pin, (blocks, since) in self._pins.items() if since >= old}
         return self.remove(0)
 
     def lingering(self) -> Collection[Locator]:
+        """Dead blocks that a pin keeps."""
         return self._lingering.values()

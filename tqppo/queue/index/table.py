@@ -5,13 +5,13 @@ Cells are numpy arrays over row slots, so that looking up thousands of rows is a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
 from tqppo.errors import QueueError
-from tqppo.queue.meta import shorten
+from tqppo.queue.index.answers import TableDump
+from tqppo.queue.meta import TagDict, Tags, shorten
 
 _NONE = -1
 
@@ -32,13 +32,13 @@ class Cells:
 class Table:
     def __init__(self) -> None:
         self.rows: dict[str, int] = {}  # key → slot
-        self.tags: list[dict[str, Any]] = []  # slot → tags
+        self.tags: list[TagDict] = []  # slot → tags
         self.versions = np.zeros(0, np.int64)
         self.columns: dict[str, Cells] = {}
         self._spare: list[int] = []
 
     def add(self, keys: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Slots of these keys, made where they are new, and a mask of those that were there before."""
+        """The slots of these keys, new ones where a key is unknown, and a mask of the known keys."""
         found = list(map(self.rows.get, keys))
         known = np.array([slot is not None for slot in found], bool)
         slots = np.empty(len(found), np.int64)
@@ -70,20 +70,20 @@ class Table:
             raise QueueError(f"partition {partition!r} has no rows {shorten(unknown)} ({len(unknown)} of {len(keys)})")
         return np.array(found, np.int64)
 
-    def merge(self, slots: np.ndarray, tags: Sequence[Mapping[str, Any]]) -> None:
+    def merge(self, slots: np.ndarray, tags: Sequence[Tags]) -> None:
         for slot, tag in zip(slots.tolist(), tags, strict=True):
-            self.tags[slot] = {**self.tags[slot], **tag}  # a new dict: answers on their way keep the old one
+            self.tags[slot] = {**self.tags[slot], **tag}  # a new dict, because answers being sent refer to the old one
 
-    def tags_of(self, key: str) -> dict[str, Any] | None:
+    def tags_of(self, key: str) -> TagDict | None:
         slot = self.rows.get(key)
         return None if slot is None else self.tags[slot]
 
-    def tags_at(self, slots: np.ndarray) -> list[dict[str, Any]]:
-        """Copies: in one process, whoever gets them may change them."""
+    def tags_at(self, slots: np.ndarray) -> list[TagDict]:
+        """Copies of the tags, because the caller of a local queue may change them."""
         return [dict(self.tags[slot]) for slot in slots.tolist()]
 
     def place(self, slots: np.ndarray, columns: Sequence[str], block: int, rows: np.ndarray) -> dict[int, int]:
-        """Point cells at a block; answers how many cells of which blocks that replaced."""
+        """Point cells at a block; returns the number of cells that this replaced, by block."""
         dead: dict[int, int] = {}
         for name in columns:
             if name not in self.columns:
@@ -94,18 +94,19 @@ class Table:
         return dead
 
     def holds(self, name: str, slots: np.ndarray, block: int) -> np.ndarray:
-        """Which rows of a block, kept in these slots (-1: nowhere), a column still points at."""
+        """A mask of the rows of a block that a column still points at. Row i of it is in slots[i] (-1: in none)."""
         cells = self.columns.get(name)
         if cells is None:
             return np.zeros(len(slots), bool)
-        return (slots >= 0) & (cells.block[slots] == block) & (cells.row[slots] == np.arange(len(slots)))
+        is_used: np.ndarray = (slots >= 0) & (cells.block[slots] == block) & (cells.row[slots] == np.arange(len(slots)))
+        return is_used
 
     def cells(self, name: str, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         found = self.columns[name]
         return found.block[slots], found.row[slots]
 
     def remove(self, keys: Sequence[str], slots: np.ndarray) -> dict[int, int]:
-        """Forget rows; answers how many cells of which blocks died."""
+        """Remove rows; returns the number of cells that died, by block."""
         dead: dict[int, int] = {}
         for name, cells in list(self.columns.items()):
             _count(dead, cells.block[slots])
@@ -136,13 +137,14 @@ class Table:
             return ()
         return tuple(name for name, cells in self.columns.items() if (cells.block[slots] != _NONE).all())
 
-    def find(self, where: Mapping[str, Any], after: int) -> list[str]:
-        """Keys of rows that changed after a version and whose tags match, in the order in which they were made."""
+    def find(self, where: Tags, after: int) -> list[str]:
+        """Keys of the rows that changed after a version and whose tags match, in the order of their first put."""
         changed = self.versions > after
         return [key for key, slot in self.rows.items() if changed[slot] and matches(self.tags[slot], where)]
 
-    def dump(self) -> dict[str, Any]:
+    def dump(self) -> TableDump:
         slots = np.array(list(self.rows.values()), np.int64)
+        columns: dict[str, Sequence[Sequence[int] | np.ndarray]]
         columns = {name: [cells.block[slots], cells.row[slots]] for name, cells in self.columns.items()}
         return {"keys": list(self.rows), "tags": [self.tags[slot] for slot in slots], "columns": columns}
 
@@ -151,15 +153,15 @@ def _count(dead: dict[int, int], blocks: np.ndarray) -> None:
     last = int(blocks.max(initial=_NONE))
     if last == _NONE:
         return
-    if int(blocks.min()) == last:  # the usual case, without sorting
+    if int(blocks.min()) == last:  # the usual case needs no sort
         dead[last] = dead.get(last, 0) + len(blocks)
         return
     for block, cells in zip(*np.unique(blocks[blocks != _NONE], return_counts=True), strict=True):
         dead[int(block)] = dead.get(int(block), 0) + int(cells)
 
 
-def matches(tags: Mapping[str, Any], where: Mapping[str, Any]) -> bool:
-    """A value must be equal, one of several (list, tuple), or absent (None)."""
+def matches(tags: Tags, where: Tags) -> bool:
+    """Whether each tag is equal to the wanted value, one of several (list, tuple), or absent (None)."""
     for name, wanted in where.items():
         found = tags.get(name)
         if isinstance(wanted, (list, tuple)):

@@ -1,46 +1,46 @@
-"""Who waits at the index for rows, and how far they are: looked at when rows change, and only those rows."""
+"""Calls that wait at the index for rows, and which of their rows match. A change looks only at the changed rows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
 
+from tqppo.queue.index.answers import Listing
 from tqppo.queue.index.table import matches
-from tqppo.queue.meta import shorten
+from tqppo.queue.meta import Tags, shorten
 
-TagsOf = Callable[[str, str], Mapping[str, Any] | None]  # of a row in a partition; None: there is no such row
+TagsOf = Callable[[str, str], Tags | None]  # (partition, key) → tags; None: there is no such row
 
 
 @dataclass(eq=False, slots=True)
 class Waiter:
     partition: str
     keys: Sequence[str]
-    where: Mapping[str, Any]
+    where: Tags
     at_least: int
-    future: Future[Any] = field(default_factory=Future)
+    future: Future[Listing] = field(default_factory=Future)
     done: set[str] = field(default_factory=set)
     wanted: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         self.wanted = frozenset(self.keys)
-        self.future.set_running_or_notify_cancel()  # whoever waits may give up, but not cancel it
+        self.future.set_running_or_notify_cancel()  # the waiting call may give up, but not cancel it
 
 
 class Waiters:
-    """Guarded by the index's lock. `answer` makes the answer of a waiter from the keys that are done."""
+    """Callers must hold the index lock. `answer` lists the rows of a waiter that match, by partition and keys."""
 
-    def __init__(self, tags_of: TagsOf, answer: Callable[[str, Sequence[str]], Any]) -> None:
+    def __init__(self, tags_of: TagsOf, answer: Callable[[str, Sequence[str]], Listing]) -> None:
         self._tags_of, self._answer = tags_of, answer
         self._waiting: dict[str, list[Waiter]] = {}
 
     def add(self, waiter: Waiter) -> None:
         self._waiting.setdefault(waiter.partition, []).append(waiter)
-        self._look(waiter, waiter.keys)
+        self._update(waiter, waiter.keys)
 
     def drop(self, waiter: Waiter) -> bool:
-        """False: it has its answer."""
+        """End a wait; False if it is answered already."""
         waiting = self._waiting.get(waiter.partition, [])
         if waiter not in waiting:
             return False
@@ -51,13 +51,13 @@ class Waiters:
 
     def changed(self, partition: str, keys: Sequence[str]) -> None:
         for waiter in list(self._waiting.get(partition, ())):
-            self._look(waiter, keys)
+            self._update(waiter, keys)
 
     def all_changed(self) -> None:
         for waiter in [waiter for waiting in self._waiting.values() for waiter in waiting]:
-            self._look(waiter, waiter.keys)
+            self._update(waiter, waiter.keys)
 
-    def _look(self, waiter: Waiter, keys: Iterable[str]) -> None:
+    def _update(self, waiter: Waiter, keys: Iterable[str]) -> None:
         for key in waiter.wanted.intersection(keys):
             if self._matches(waiter, key):
                 waiter.done.add(key)
@@ -71,7 +71,7 @@ class Waiters:
         return tags is not None and matches(tags, waiter.where)
 
     def missing(self, waiter: Waiter) -> str:
-        """What a waiter still waits for."""
+        """Which rows a waiter lacks, for a message."""
         late = []
         for key in waiter.keys:
             tags = self._tags_of(waiter.partition, key)

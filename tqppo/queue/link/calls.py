@@ -1,7 +1,7 @@
-"""One implementation for blocking and asynchronous callers: coroutines that await nothing but `Reply`.
+"""One implementation for blocking and asynchronous callers: coroutines that await nothing but a `Reply`.
 
-`run(coroutine)` drives one without an event loop, blocking on each reply; under asyncio the same coroutine
-is awaited as usual. No thread and no loop is made per call.
+`run(coroutine)` drives such a coroutine without an event loop and blocks on each reply; under asyncio the same
+coroutine is awaited as usual. No call starts a thread or an event loop.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import ray
 
@@ -23,33 +23,33 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 _mode = threading.local()
 
-# A remote side keeps its own deadline and explains itself; we give up only when it stays silent for this much longer.
+# The remote side keeps the deadline and explains a timeout; the caller waits this much longer for the explanation.
 GRACE_S = 4.0
-START_S = 120.0  # for a process to start: on a busy machine much longer than any answer takes
+START_S = 120.0  # for a process to start, which on a busy machine takes much longer than any answer
 
-# Without an answer for QUIET_S, the other side is pinged and has BEATS times BEAT_S to answer: below 5 s together, and
-# long for a process that lives. Several waits, so that a machine that stood still for a while costs only one of them.
-QUIET_S, BEAT_S, BEATS = 1.0, 0.6, 4
+# After QUIET_S without an answer the other process is pinged and has PING_WAITS times PING_WAIT_S to answer: together
+# below 5 s. Several short waits, so that a machine that was suspended for a while loses only one of them.
+QUIET_S, PING_WAIT_S, PING_WAITS = 1.0, 0.6, 4
 NOT_YET: Any = object()
 
 
-class Reply:
-    """An answer that has not come yet."""
+class Reply(Generic[T]):
+    """An answer that has not arrived yet. Subclasses say how to block on it and how to await it."""
 
-    def block(self) -> Any:
-        raise AssertionError("a kind of reply says how to wait for it")
+    def block(self) -> T:
+        raise NotImplementedError
 
-    async def resolve(self) -> Any:
-        raise AssertionError("a kind of reply says how to await it")
+    async def resolve(self) -> T:
+        raise NotImplementedError
 
-    def __await__(self) -> Generator[Any, Any, Any]:
+    def __await__(self) -> Generator[Any, Any, T]:
         if getattr(_mode, "blocking", False):
-            return (yield self)
+            return cast(T, (yield self))
         return (yield from self.resolve().__await__())
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Drive a coroutine of replies to its end in this thread."""
+    """Drive a coroutine that awaits only replies to its end, in this thread."""
     step: Callable[[Any], Any] = coroutine.send
     value: Any = None
     while True:
@@ -58,216 +58,225 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
         try:
             reply = step(value)
         except StopIteration as end:
-            return end.value
+            return cast(T, end.value)
         finally:
             _mode.blocking = before
         try:
             step, value = coroutine.send, reply.block()
-        except BaseException as error:  # noqa: BLE001 (it is the coroutine's to handle)
+        except BaseException as error:  # noqa: BLE001 (the coroutine handles it)
             step, value = coroutine.throw, error
 
 
-async def tidy(call: Awaitable[Any]) -> None:
-    """What is done after a failure must not hide it."""
+async def clean_up(call: Awaitable[object]) -> None:
+    """Await a clean-up call after a failure; log its error instead of raising it, so that the failure is not masked."""
     try:
         await call
     except QueueError as error:
-        log.warning("the queue's index did not hear that something is over: %s", error)
+        log.warning("a clean-up call to the queue's index failed: %s", error)
 
 
-class Waiting(Reply):
-    """A future of this process, with a deadline. `explain` says at the deadline what is missing; `drop` ends the
-    wait, and is False when the answer came just before; `undo` takes back an answer that nobody is there to hear."""
+class Pending(Reply[T]):
+    """A future of this process with a deadline.
+
+    `explain` says at the deadline what is missing. `drop` ends the wait; it returns False if the answer came first.
+    `undo` takes back an answer whose caller was cancelled.
+    """
 
     def __init__(
-        self, future: Future[Any], explain: Callable[[], str], drop: Callable[[], bool],
-        undo: Callable[[Any], None] = lambda answer: None,
+        self, future: Future[T], explain: Callable[[], str], drop: Callable[[], bool],
+        undo: Callable[[T], None] = lambda answer: None,
     ) -> None:  # fmt: skip
         self.future, self.explain, self.drop, self.undo = future, explain, drop, undo
         self.timeout_s = 0.0
 
-    def within(self, timeout_s: float) -> Waiting:
+    @staticmethod
+    def done(value: T) -> Pending[T]:
+        """An answer that is there already."""
+        future: Future[T] = Future()
+        future.set_result(value)
+        return Pending(future, lambda: "", lambda: False)
+
+    def within(self, timeout_s: float) -> Pending[T]:
         self.timeout_s = timeout_s
         return self
 
-    def block(self) -> Any:
+    def block(self) -> T:
         try:
             return self.future.result(self.timeout_s)
         except FutureTimeout:
-            return self._late()
+            return self._result_at_deadline()
 
-    async def resolve(self) -> Any:
+    async def resolve(self) -> T:
         if self.future.done():
             return self.future.result()
-        heard = asyncio.wrap_future(self.future)
+        wrapped = asyncio.wrap_future(self.future)
         try:
-            is_here = await _is_done(heard, self.timeout_s)
+            is_done = await _is_done(wrapped, self.timeout_s)
         except asyncio.CancelledError:
             if not self.drop() and self.future.exception(GRACE_S) is None:
                 self.undo(self.future.result())
             raise
-        return heard.result() if is_here else self._late()
+        return wrapped.result() if is_done else self._result_at_deadline()
 
-    def _late(self) -> Any:
+    def _result_at_deadline(self) -> T:
         message = self.explain()
         if not self.drop():
-            return self.future.result(GRACE_S)  # it came just now
+            return self.future.result(GRACE_S)  # the answer came between the timeout and the drop
         raise DeadlineExceeded(f"after {self.timeout_s:g} s: {message}") from None
 
 
-class Done(Reply):
-    """An answer that is here already."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def block(self) -> Any:
-        return self.value
-
-    async def resolve(self) -> Any:
-        return self.value
+class NoAnswer(DeadlineExceeded):
+    """The other process did not answer in time; it may or may not have done what it was asked."""
 
 
-class Silence(DeadlineExceeded):
-    """Nothing was heard of the other side, which may or may not have done what it was asked."""
+class Unresponsive(NoAnswer):
+    """The other process does not answer pings, or is known to be dead."""
 
 
-class NoPulse(Silence):
-    """The other side did not even answer a ping, or is known to be dead."""
+class Heartbeat:
+    """Tells whether another process is alive. `send_ping` returns a Ray object that the process resolves at once.
 
+    All calls that wait for the process share one outstanding ping.
+    """
 
-class Pulse:
-    """Whether another process lives. `ask` sends it a question that it answers at once, with a Ray object; however
-    many calls wait for the process, one after the other or together, they share the question."""
-
-    def __init__(self, ask: Callable[[], Any]) -> None:
-        self._ask = ask
+    def __init__(self, send_ping: Callable[[], Any]) -> None:
+        self._send_ping = send_ping
         self._ping: Any = None
-        self._asked_at = 0.0
+        self._sent_at = 0.0
         self._is_answered = True
 
     def ping(self) -> Any:
+        """The ping under way; a new one if the last was answered a while ago."""
         now = time.monotonic()
-        if self._ping is None or (self._is_answered and now > self._asked_at + QUIET_S / 2):
-            self._asked_at, self._is_answered = now, False
-            self._ping = self._ask()
-            self._ping.future().add_done_callback(self._hear)
+        if self._ping is None or (self._is_answered and now > self._sent_at + QUIET_S / 2):
+            self._sent_at, self._is_answered = now, False
+            self._ping = self._send_ping()
+            self._ping.future().add_done_callback(self._mark_answered)
         return self._ping
 
-    def _hear(self, _: Future[Any]) -> None:
+    def _mark_answered(self, _: Future[Any]) -> None:
         self._is_answered = True
 
     @property
-    def beats(self) -> int:
-        """How many waits for an answer are left."""
-        return max(1, BEATS - int((time.monotonic() - self._asked_at) / BEAT_S))
+    def waits_left(self) -> int:
+        """How many waits of PING_WAIT_S the ping under way still has."""
+        return max(1, PING_WAITS - int((time.monotonic() - self._sent_at) / PING_WAIT_S))
 
 
-class Distant(Reply):
-    """An answer of another process, which may take until the deadline as long as the process has a pulse: one that is
-    slow is waited for, one that is dead or silent is an error within seconds."""
+class RemoteReply(Reply[T]):
+    """An answer of another process. A slow process is waited for until the deadline as long as its heartbeats answer;
+    one that is dead or unresponsive is an error within seconds."""
 
-    def __init__(self, who: str, timeout_s: float, pulses: Sequence[Pulse]) -> None:
-        self.who, self.timeout_s, self.pulses = who, timeout_s, pulses
+    def __init__(self, process: str, timeout_s: float, heartbeats: Sequence[Heartbeat]) -> None:
+        self.process, self.timeout_s, self.heartbeats = process, timeout_s, heartbeats
 
-    # What a kind of answer brings: how to wait for it, and what to do with it, or without it.
+    # -- what a subclass defines -----------------------------------------------------------------------------------
 
     def _attempt(self, seconds: float) -> Any:
-        """The answer, or NOT_YET; called again, it goes on waiting."""
-        raise AssertionError("a kind of answer says how to wait for it")
+        """Wait for the raw answer; NOT_YET after so many seconds, and then a further call continues the wait."""
+        raise NotImplementedError
 
     async def _answer(self) -> Any:
-        raise AssertionError("a kind of answer says how to await it")
+        raise NotImplementedError
 
-    def _taken(self, answer: Any) -> Any:
-        return answer
+    def _taken(self, answer: Any) -> T:
+        """Turn a raw answer into the result."""
+        return cast(T, answer)
 
     def _abandon(self) -> None:
-        return None
+        """Give the call up."""
 
-    def block(self) -> Any:
+    # -- waiting ---------------------------------------------------------------------------------------------------
+
+    def block(self) -> T:
         try:
-            answer = self._waited()
+            answer = self._wait()
         except BaseException as error:
             self._abandon()
-            self._explain(error)
+            self._raise_cause(error)
             raise
         return self._taken(answer)
 
-    def _waited(self) -> Any:
+    def _wait(self) -> Any:
         for turn, seconds in enumerate(self._turns()):
             if turn:
-                self._feel()
+                self._check_alive()
             if (answer := self._attempt(seconds)) is not NOT_YET:
                 return answer
-        raise Silence(f"{self.who} did not answer within {self.timeout_s:g} s")
+        raise NoAnswer(f"{self.process} did not answer within {self.timeout_s:g} s")
 
-    async def resolve(self) -> Any:
+    async def resolve(self) -> T:
         task = asyncio.ensure_future(self._answer())
         try:
-            answer = await self._awaited(task)
+            answer = await self._wait_async(task)
         except BaseException as error:
             task.cancel()
             await asyncio.wait({task})
             self._abandon()
-            self._explain(error)
+            self._raise_cause(error)
             raise
         return self._taken(answer)
 
-    async def _awaited(self, task: asyncio.Task[Any]) -> Any:
+    async def _wait_async(self, task: asyncio.Task[Any]) -> Any:
         for turn, seconds in enumerate(self._turns()):
             if turn:
-                await self._afeel()
+                await self._check_alive_async()
             if await _is_done(task, seconds):
                 return task.result()
-        raise Silence(f"{self.who} did not answer within {self.timeout_s:g} s")
+        raise NoAnswer(f"{self.process} did not answer within {self.timeout_s:g} s")
 
     def _turns(self) -> Iterator[float]:
-        """How long to wait at a time; between two waits the pulse is felt."""
+        """Seconds to wait at a time; between two waits the process is pinged."""
         deadline, left = time.monotonic() + self.timeout_s, self.timeout_s
         while left > 0:
-            yield min(left, QUIET_S) if self.pulses else left
+            yield min(left, QUIET_S) if self.heartbeats else left
             left = deadline - time.monotonic()
 
-    def _feel(self) -> None:
-        pings = [pulse.ping() for pulse in self.pulses]
-        for _ in range(max(pulse.beats for pulse in self.pulses)):
-            if len(ray.wait(pings, num_returns=len(pings), timeout=BEAT_S)[0]) == len(pings):
-                return self._check(lambda: ray.get(pings))
-        raise self._no_pulse()
+    def _check_alive(self) -> None:
+        pings = [heartbeat.ping() for heartbeat in self.heartbeats]
+        for _ in range(self._ping_waits()):
+            if len(ray.wait(pings, num_returns=len(pings), timeout=PING_WAIT_S)[0]) == len(pings):
+                return self._check_answers(lambda: ray.get(pings))
+        raise self._unresponsive()
 
-    async def _afeel(self) -> None:
-        pings = asyncio.ensure_future(_all([pulse.ping() for pulse in self.pulses]))
-        for _ in range(max(pulse.beats for pulse in self.pulses)):
-            if await _is_done(pings, BEAT_S):
-                return self._check(pings.result)
+    async def _check_alive_async(self) -> None:
+        pings = asyncio.ensure_future(_all([heartbeat.ping() for heartbeat in self.heartbeats]))
+        for _ in range(self._ping_waits()):
+            if await _is_done(pings, PING_WAIT_S):
+                return self._check_answers(pings.result)
         pings.cancel()
-        raise self._no_pulse()
+        raise self._unresponsive()
 
-    def _check(self, answers: Callable[[], Any]) -> None:
-        """Of a dead process, the answer to a ping is an error."""
+    def _ping_waits(self) -> int:
+        return max(heartbeat.waits_left for heartbeat in self.heartbeats)
+
+    def _check_answers(self, answers: Callable[[], object]) -> None:
+        """Ray answers the ping of a dead process with an error."""
         try:
             answers()
         except ray.exceptions.RayError as error:
-            raise NoPulse(f"{self.who} is gone: {first_line(error)}") from error
+            raise Unresponsive(f"{self.process} is gone: {first_line(error)}") from error
 
-    def _no_pulse(self) -> NoPulse:
-        return NoPulse(f"{self.who} is silent: it answered neither a call nor, for {BEATS * BEAT_S:g} s, a ping")
+    def _unresponsive(self) -> Unresponsive:
+        waited_s = PING_WAITS * PING_WAIT_S
+        return Unresponsive(
+            f"{self.process} is unresponsive: it answered neither a call nor, for {waited_s:g} s, a ping"
+        )
 
-    def _explain(self, error: BaseException) -> None:
-        """Raise what says more than this error."""
+    def _raise_cause(self, error: BaseException) -> None:
+        """Raise the error behind one of Ray's or of a socket, if it says more."""
         cause = getattr(error, "cause", None)
         if isinstance(error, ray.exceptions.RayTaskError) and isinstance(cause, TqppoError):
             raise cause from error
         if isinstance(error, (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError, OSError)):
-            raise DataLost(f"{self.who} is gone: {first_line(error)}") from error
+            raise DataLost(f"{self.process} is gone: {first_line(error)}") from error
 
 
-class Remote(Distant):
-    """A Ray object (or a list of them) on its way. Its maker's death is `DataLost`, no answer in time `Silence`."""
+class RayReply(RemoteReply[Any]):
+    """A Ray object, or a list of them. The death of its owner raises `DataLost`, a timeout `NoAnswer`."""
 
-    def __init__(self, ref: Any, who: str, timeout_s: float, pulses: Sequence[Pulse] = ()) -> None:
-        super().__init__(who, timeout_s, pulses)
+    def __init__(self, ref: Any, process: str, timeout_s: float, heartbeats: Sequence[Heartbeat] = ()) -> None:
+        super().__init__(process, timeout_s, heartbeats)
         self.ref = ref
 
     def _attempt(self, seconds: float) -> Any:

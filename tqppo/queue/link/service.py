@@ -1,4 +1,4 @@
-"""The index with its storage, behind one coroutine: as a Ray actor for a cluster, or called in the same process."""
+"""The index with its storage, behind one coroutine: as a Ray actor for a cluster, or in the caller's process."""
 
 from __future__ import annotations
 
@@ -15,24 +15,20 @@ from tqppo import plugins
 from tqppo.errors import QueueError
 from tqppo.protocols import Locator, Storage, StorageSpec
 from tqppo.queue.index.index import Index
-from tqppo.queue.link import wire
-from tqppo.queue.link.calls import GRACE_S, Pulse, Remote, Waiting, run
-
-_METHODS = frozenset({
-    "publish", "room", "release", "tag", "clear", "survivors", "replace", "locate", "list", "wait", "stats", "dump",
-    "unpin", "expect", "forget", "load",
-})  # fmt: skip
+from tqppo.queue.link.calls import GRACE_S, Heartbeat, Pending, RayReply, run
+from tqppo.queue.link.wire import INDEX, Disconnected, NotJson, SocketClient, SocketServer
 
 
 class Service:
-    """Answers the clients' calls; the index never sees bytes, the storage never sees keys."""
+    """Answers the clients' calls. The index never sees bytes, the storage never sees keys."""
 
     def __init__(self, storage: str, spec: StorageSpec) -> None:
         self.storage: Storage = plugins.load("storage", storage)(spec)
         self.index = Index(spec.budget_bytes, self.storage.free)
+        self._methods = methods_of(self.index)
         self._joined: set[str] = set()
         self._arriving: dict[str, Locator] = {}  # blocks whose put waits for the budget
-        self._patience_s = 2 * (spec.timeout_s + GRACE_S)  # by then a producer has published its block, or never will
+        self._patience_s = 2 * (spec.timeout_s + GRACE_S)  # by then a producer has published its block, or is dead
         self._swept_at = time.monotonic()
 
     async def join(self, node: str) -> None:
@@ -42,17 +38,18 @@ class Service:
             self._joined.add(node)
 
     async def call(
-        self, method: str, args: tuple[Any, ...], timeout_s: float, gone: Callable[[], Awaitable[Any]] | None = None
+        self, method: str, args: tuple[Any, ...], timeout_s: float, disconnected: Disconnected | None = None
     ) -> Any:
-        """Answer within the deadline; not if whoever asks is `gone` before."""
-        assert method in _METHODS, f"the index has no method {method!r}"
+        """Answer a call within its deadline; raises ConnectionError if the caller disconnects before."""
         arriving = {arg.block: arg for arg in args if isinstance(arg, Locator)} if method == "publish" else {}
         self._arriving.update(arriving)
         try:
             self._sweep()
-            answer = getattr(self.index, method)(*args)
-            return await _unless(gone, answer.within(timeout_s)) if isinstance(answer, Waiting) else answer
-        except BaseException:  # the block was written, but nobody will ever see it
+            answer = self._methods[method](*args)
+            if isinstance(answer, Pending):
+                return await _unless(disconnected, answer.within(timeout_s))
+            return answer
+        except BaseException:  # the block is written, but no row refers to it
             self.storage.free([locator for locator in arriving.values() if not self.index.holds(locator)])
             raise
         finally:
@@ -60,7 +57,7 @@ class Service:
                 del self._arriving[block]
 
     def _sweep(self) -> None:
-        """Now and then, free what producers left that died before they could publish it."""
+        """Now and then, free the blocks of producers that died before they published them."""
         if time.monotonic() < self._swept_at + self._patience_s:
             return
         self._swept_at = time.monotonic()
@@ -71,15 +68,26 @@ class Service:
         await self.storage.close()
 
 
-async def _unless(gone: Callable[[], Awaitable[Any]] | None, waiting: Waiting) -> Any:
-    if gone is None or waiting.future.done():
-        return await waiting
-    answer, end = asyncio.ensure_future(waiting.resolve()), asyncio.ensure_future(gone())
+def methods_of(index: Index) -> dict[str, Callable[..., Any]]:
+    """Every method that clients may call, by its name. `Connection.call` takes them as `Index.locate` and so on."""
+    compaction, snapshots = index.compaction, index.snapshots
+    methods: list[Callable[..., Any]] = [
+        index.room, index.release, index.publish, index.tag, index.clear, index.locate, index.list, index.wait,
+        index.stats, compaction.survivors, compaction.replace, snapshots.dump, snapshots.unpin, snapshots.expect,
+        snapshots.forget, snapshots.load,
+    ]  # fmt: skip
+    return {method.__name__: method for method in methods}
+
+
+async def _unless(disconnected: Disconnected | None, pending: Pending[Any]) -> Any:
+    if disconnected is None or pending.future.done():
+        return await pending
+    answer, end = asyncio.ensure_future(pending.resolve()), asyncio.ensure_future(disconnected())
     try:
         await asyncio.wait({answer, end}, return_when=asyncio.FIRST_COMPLETED)
         if answer.done():
             return answer.result()
-        raise ConnectionError("whoever asked is gone")
+        raise ConnectionError("the caller disconnected")
     finally:
         answer.cancel()
         end.cancel()
@@ -92,11 +100,11 @@ class IndexActor:
     def __init__(self, storage: str, spec: StorageSpec) -> None:
         self._service = Service(storage, spec)
         self._joining = asyncio.Lock()
-        self._desk = wire.Desk(spec, self._service.call)
+        self._server = SocketServer(spec, self._service.call)
 
     async def join(self, node: str) -> None:
         async with self._joining:
-            await self._desk.open()
+            await self._server.open()
             await self._service.join(node)
 
     async def call(self, method: str, args: tuple[Any, ...], timeout_s: float) -> Any:
@@ -105,20 +113,20 @@ class IndexActor:
     async def ping(self) -> None:
         return None
 
-    async def collect(self, ticket: int) -> Any:
-        return self._desk.collect(ticket)
+    async def collect(self, number: int) -> Any:
+        return self._server.collect(number)
 
     async def close(self) -> None:
-        self._desk.close()
+        self._server.close()
         await self._service.close()
 
 
 class Link(Protocol):
-    """How a client reaches the service; the answers are awaitables that `calls.run` can drive."""
+    """How a client reaches the service. `call` and `join` return awaitables that `calls.run` can drive."""
 
-    def call(self, method: str, *args: Any, timeout_s: float) -> Any: ...
+    def call(self, method: str, *args: Any, timeout_s: float) -> Awaitable[Any]: ...
     def ticket(self) -> str: ...
-    def join(self, node: str, *, timeout_s: float) -> Any: ...
+    def join(self, node: str, *, timeout_s: float) -> Awaitable[None]: ...
     def close(self) -> None: ...
 
 
@@ -129,13 +137,13 @@ class LocalLink:
         self._service = service
         run(service.join("local"))
 
-    def call(self, method: str, *args: Any, timeout_s: float) -> Any:
+    def call(self, method: str, *args: Any, timeout_s: float) -> Awaitable[Any]:
         return self._service.call(method, args, timeout_s)
 
     def ticket(self) -> str:
         return uuid.uuid4().hex
 
-    def join(self, node: str, *, timeout_s: float) -> Any:
+    def join(self, node: str, *, timeout_s: float) -> Awaitable[None]:
         return self._service.join(node)
 
     def close(self) -> None:
@@ -146,17 +154,17 @@ class LocalLink:
 
 
 class RayLink:
-    """The service in its actor, found by name; on the actor's own node, frequent calls take the short way.
+    """The service in its actor, found by name; processes on the actor's node send frequent calls over a socket.
 
-    The first holder of the actor's handle decides when it ends.
+    The actor ends when the handle returned by `start` is dropped.
     """
 
     def __init__(self, namespace: str, node: str, spec: StorageSpec, actor: Any = None) -> None:
         self.name, self.namespace, self.node, self.spec = f"tqppo-{spec.run}-index", namespace, node, spec
         self._actor = actor
-        self._wire = wire.Wire(spec)
+        self._socket = SocketClient(spec)
         self._is_near: bool | None = None
-        self._pulse = Pulse(lambda: self._handle().ping.remote())
+        self._heartbeat = Heartbeat(lambda: self._handle().ping.remote())
         self._is_up = True
 
     @staticmethod
@@ -170,13 +178,13 @@ class RayLink:
         return link
 
     async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
-        exchange = self._wire.call(method, args, timeout_s, GRACE_S, [self._pulse]) if self._near() else None
-        if exchange is None:
+        by_socket = self._socket.call(method, args, timeout_s, GRACE_S, [self._heartbeat]) if self._near() else None
+        if by_socket is None:
             return await self._actor_call("call", method, args, timeout_s, timeout_s=timeout_s + GRACE_S)
         try:
-            return await exchange
-        except wire.NotPlain as answer:
-            return await self._actor_call("collect", answer.ticket, timeout_s=GRACE_S)
+            return await by_socket
+        except NotJson as answer:
+            return await self._actor_call("collect", answer.number, timeout_s=GRACE_S)
 
     def _near(self) -> bool:
         if self._is_near is None:
@@ -184,25 +192,27 @@ class RayLink:
         return self._is_near
 
     async def join(self, node: str, *, timeout_s: float) -> None:
-        pulses = [self._pulse] if self._is_up else []
-        await Remote(self._handle().join.remote(node), wire.WHO, timeout_s, pulses)  # given up, it goes on for others
+        joining = self._handle().join.remote(node)  # not cancelled at the deadline: other processes may wait for it too
+        await RayReply(joining, INDEX, timeout_s, self._heartbeats())
         self._is_up = True
 
     def ticket(self) -> str:
-        """A new name for something asked of the index; what is asked from its own node ends with this process."""
-        return f"{self._wire.client() if self._near() else ''}-{uuid.uuid4().hex}"
+        """A new ticket for a reservation at the index. On the index's node it is released when this process ends."""
+        return f"{self._socket.client_name() if self._near() else ''}-{uuid.uuid4().hex}"
 
-    def _actor_call(self, method: str, *args: Any, timeout_s: float) -> Remote:
-        pulses = [self._pulse] if self._is_up else []  # a process that is being started has none yet
-        return ActorCall(getattr(self._handle(), method).remote(*args), wire.WHO, timeout_s, pulses)
+    def _actor_call(self, method: str, *args: Any, timeout_s: float) -> RayReply:
+        return CancellableCall(getattr(self._handle(), method).remote(*args), INDEX, timeout_s, self._heartbeats())
+
+    def _heartbeats(self) -> list[Heartbeat]:
+        return [self._heartbeat] if self._is_up else []  # a process that is starting answers no ping yet
 
     def close(self) -> None:
-        self._wire.close()
+        self._socket.close()
         if not ray.is_initialized():  # Ray ended first, and the actor with it
             return
         actor, self._actor = self._handle(), None
         try:
-            run(_closed(actor))
+            run(_close(actor))
         finally:
             ray.kill(actor)
 
@@ -218,17 +228,17 @@ class RayLink:
         return RayLink, (self.namespace, self.node, self.spec)
 
 
-class ActorCall(Remote):
-    """Given up, it is cancelled: a call that waits at the index is not answered to nobody."""
+class CancellableCall(RayReply):
+    """A call that Ray cancels when its caller gives it up, so that it does not go on waiting at the index."""
 
     def _abandon(self) -> None:
         with contextlib.suppress(ray.exceptions.RayError, ValueError):
             ray.cancel(self.ref, recursive=False)
 
 
-async def _closed(actor: Any) -> None:
-    await Remote(actor.close.remote(), wire.WHO, GRACE_S)
+async def _close(actor: Any) -> None:
+    await RayReply(actor.close.remote(), INDEX, GRACE_S)
 
 
 def this_node() -> str:
-    return ray.get_runtime_context().get_node_id()
+    return str(ray.get_runtime_context().get_node_id())
