@@ -9,12 +9,19 @@ from pathlib import Path
 import pytest
 
 import tqppo
+from tqppo.algorithms.advantages import EstimateOptions
+from tqppo.algorithms.losses import PolicyOptions
 from tqppo.config.schema import describe, section_of, setting_of, settings
 from tqppo.data.prompts import DataSpec
 from tqppo.rewards.scorer import ScorerSpec
 
 PACKAGE = Path(tqppo.__file__).parent
-WHOLE_SECTIONS = {"data": DataSpec, "reward": ScorerSpec}  # read through specs with the same field names
+# Read through dataclasses with the same field names.
+WHOLE_SECTIONS: dict[str, tuple[type, ...]] = {
+    "data": (DataSpec,),
+    "reward": (ScorerSpec,),
+    "algorithm": (PolicyOptions, EstimateOptions),
+}
 
 # Settings that only checks and plan read: mode distill has no trainer yet, and a run does not count nodes itself.
 UNREAD_SECTIONS = ("distillation", "teachers.*")
@@ -45,7 +52,7 @@ def test_every_setting_is_read_by_the_run(key: str) -> None:
     section, _, name = key.rpartition(".")
     if key in UNREAD or section in UNREAD_SECTIONS:
         return
-    if section in WHOLE_SECTIONS and name in WHOLE_SECTIONS[section].__dataclass_fields__:
+    if any(name in spec.__dataclass_fields__ for spec in WHOLE_SECTIONS.get(section, ())):
         return
     kinds = {section, *(kind.__name__ for kind in (section_of(section) or object).__mro__[:2])}
     assert any(name in attributes and (not section or kinds & attributes) for attributes in readers().values()), (

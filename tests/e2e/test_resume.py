@@ -36,7 +36,9 @@ def kill_during(moment: str, process: subprocess.Popen[str], cli: Cli, name: str
         saving = lambda: any(folder.glob(".partial-*/actor")) or process.poll() is not None  # noqa: E731
         wait_until(saving, "a save", interval_s=0.0005)
     else:
-        wait_until(lambda: lines(cli, name) > before + 1 or process.poll() is not None, "a step")
+        saved = cli.runs / name / "checkpoints" / "latest"
+        stepped = lambda: (lines(cli, name) > before + 1 and saved.exists()) or process.poll() is not None  # noqa: E731
+        wait_until(stepped, "a step and a checkpoint")
         time.sleep(random.uniform(0.0, 0.3))
     kill(process)
 

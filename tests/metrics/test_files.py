@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
 from pathlib import Path
 
-import pytest
-
-from tqppo.errors import CheckpointError
 from tqppo.metrics import files as metrics
 from tqppo.metrics.files import EventLog, MetricsLog
 
@@ -49,11 +48,39 @@ def test_cutting_before_the_first_step_empties_the_file(tmp_path: Path) -> None:
     metrics.cut(tmp_path / "missing.jsonl", 3)
 
 
-def test_a_foreign_line_is_named(tmp_path: Path) -> None:
+def test_a_damaged_line_is_left_out_and_the_file_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    path.write_text('{"step": 1}\nhello\n')
-    with pytest.raises(CheckpointError, match=r"metrics\.jsonl:2"):
-        metrics.cut(path, 5)
+    damaged = '{"step": 1}\n{"step": 2{"step": 2}\n{"step": 3}\n{"step": 4}\n'
+    path.write_text(damaged)
+    said = metrics.cut(path, 3)
+    assert f"{path}: line 2 is damaged" in said
+    assert path.read_text() == '{"step": 1}\n{"step": 3}\n'
+    assert (tmp_path / "metrics.jsonl.damaged").read_text() == damaged
+
+
+def test_a_damaged_tail_is_repaired_without_a_word(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2, "a"\n')
+    assert metrics.cut(path, 1) == ""
+    assert path.read_text() == '{"step": 1}\n'
+
+
+def test_a_short_write_is_completed(tmp_path: Path) -> None:
+    """A pipe takes what fits; the rest must follow on the same line."""
+    path = tmp_path / "metrics.jsonl"
+    os.mkfifo(path)
+    taken: list[bytes] = []
+
+    def read_slowly() -> None:
+        with path.open("rb", buffering=0) as pipe:
+            while piece := pipe.read(1000):
+                taken.append(piece)
+
+    reader = threading.Thread(target=read_slowly)
+    reader.start()
+    MetricsLog(path).write(1, {f"metric/{i}": float(i) for i in range(10_000)})
+    reader.join(timeout=20)
+    assert len(json.loads(b"".join(taken))) == 10_001
 
 
 def test_events_carry_a_time_and_their_fields(tmp_path: Path) -> None:

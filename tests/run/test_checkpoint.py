@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -11,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tqppo.errors import CheckpointError
+from tqppo.errors import CheckpointError, OutOfSpace
 from tqppo.run.checkpoint import CheckpointStore, find_run, open_checkpoint
 
 
@@ -31,7 +33,6 @@ def test_what_was_saved_is_found_again(tmp_path: Path) -> None:
     store = a_store(tmp_path)
     store.write(3, save_some_weights, {"cursor": [0, 96]})
     found = store.newest()
-    assert found is not None
     assert found.step == 3
     assert found.driver_state() == {"cursor": [0, 96]}
     assert (store.folder / "latest").resolve() == found.folder
@@ -61,6 +62,99 @@ def test_a_spoiled_checkpoint_is_refused_by_the_name_of_the_file(tmp_path: Path,
         open_checkpoint(folder)
 
 
+def edited(folder: Path, **changes: object) -> None:
+    path = folder / "MANIFEST.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"files": {}}, "does not list driver.json"),
+        ({"files": []}, "does not list driver.json"),
+        ({"files": {"driver.json": None}}, "model.safetensors is not in MANIFEST.json"),
+        ({"step": 4}, "it says step 4"),
+        ({"step": "many"}, "MANIFEST.json is corrupt"),
+        ({"run_files": {"../../../etc/passwd": {}}}, "outside of its folder, '../../../etc/passwd'"),
+        ({"run_files": {"/etc/passwd": {}}}, "outside of its folder, '/etc/passwd'"),
+        ({"format": 99}, "has checkpoint format 99"),
+        ({"format": 1}, "has checkpoint format 1"),
+        ({"format": None}, "MANIFEST.json is corrupt"),
+    ],
+)
+def test_a_manifest_that_says_something_else_is_refused(tmp_path: Path, changes: dict[str, object], named: str) -> None:
+    folder = a_store(tmp_path).write(3, save_some_weights, {})
+    edited(folder, **changes)
+    with pytest.raises(CheckpointError, match=re.escape(named)):
+        open_checkpoint(folder)
+
+
+def test_a_file_that_was_added_later_is_refused(tmp_path: Path) -> None:
+    folder = a_store(tmp_path).write(3, save_some_weights, {})
+    (folder / "actor" / "state.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"state\.json is not in MANIFEST"):
+        open_checkpoint(folder)
+
+
+@pytest.mark.parametrize("content", ["", "[actor]\n"])
+def test_the_run_s_own_files_belong_to_the_checkpoint(tmp_path: Path, content: str) -> None:
+    store = a_store(tmp_path)
+    config = store.folder.parent / "config.resolved.toml"
+    config.write_text("[actor]\nlr = 1e-3\n")
+    store.run_files = lambda: [config]
+    store.write(3, save_some_weights, {})
+    store.newest()
+    config.write_text(content)
+    with pytest.raises(CheckpointError, match=r"config\.resolved\.toml is corrupt"):
+        store.newest()
+
+
+def test_without_a_readable_checkpoint_every_one_is_named(tmp_path: Path) -> None:
+    store = a_store(tmp_path)
+    for step in (3, 6):
+        (store.write(step, save_some_weights, {}) / "driver.json").unlink()
+    with pytest.raises(CheckpointError) as refused:
+        store.newest()
+    assert "step_000003/driver.json is missing" in str(refused.value)
+    assert "step_000006/driver.json is missing" in str(refused.value)
+
+
+def test_a_checkpoint_of_a_newer_format_is_not_passed_over(tmp_path: Path) -> None:
+    store = a_store(tmp_path)
+    store.write(3, save_some_weights, {})
+    edited(store.write(6, save_some_weights, {}), format=99)
+    with pytest.raises(CheckpointError, match="format 99"):
+        store.newest()
+
+
+def test_no_checkpoint_at_all_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="there is no checkpoint"):
+        a_store(tmp_path).newest()
+
+
+def test_a_checkpoint_that_cannot_fit_is_not_begun(tmp_path: Path) -> None:
+    store = a_store(tmp_path)
+    store.write(3, save_some_weights, {})
+    with pytest.raises(OutOfSpace, match="bytes are free there"):
+        store.write(6, save_some_weights, {}, num_bytes=2**60)
+    assert store.newest().step == 3
+    assert not list(store.folder.glob(".partial*"))
+
+
+def test_a_disk_that_fills_up_during_a_save_is_named_and_costs_nothing(tmp_path: Path) -> None:
+    store = a_store(tmp_path)
+    store.write(3, save_some_weights, {})
+
+    def fills_up(folder: Path) -> None:
+        save_some_weights(folder)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(OutOfSpace, match=re.escape(str(store.folder))):
+        store.write(6, fills_up, {})
+    assert store.newest().step == 3
+    assert not list(store.folder.glob(".partial*"))
+
+
 def test_one_flipped_bit_is_noticed(tmp_path: Path) -> None:
     folder = a_store(tmp_path).write(3, save_some_weights, {})
     path = folder / "actor" / "model.safetensors"
@@ -78,7 +172,6 @@ def test_the_newest_complete_one_is_taken_when_a_newer_is_corrupt(tmp_path: Path
     (newest / "driver.json").unlink()
     warnings: list[str] = []
     found = store.newest(warnings.append)
-    assert found is not None
     assert found.step == 3
     assert "driver.json is missing" in warnings[0]
 
@@ -140,6 +233,5 @@ def test_a_writer_killed_at_any_moment_leaves_a_complete_checkpoint(tmp_path: Pa
     done = max([done, *map(int, process.stdout.read().split())])
     process.wait()
     newest = CheckpointStore(folder).newest()
-    assert newest is not None
     assert newest.step >= done
     assert json.loads((newest.folder / "driver.json").read_text()) == {"step": newest.step}

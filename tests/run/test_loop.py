@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tqppo.errors import QueueError
+from tqppo.errors import OutOfSpace, QueueError
 from tqppo.run.checkpoint import CheckpointStore
 from tqppo.run.loop import Loop, Schedule
 from tqppo.run.signals import StopRequest
@@ -75,3 +76,18 @@ def test_a_signal_before_the_first_step_trains_and_saves_nothing(tmp_path: Path)
 def test_keys_that_a_step_left_behind_end_the_run(tmp_path: Path) -> None:
     with pytest.raises(QueueError, match=r"step 1 left 2 keys in the queue: a_0_0, b_0_0"):
         Diary(tmp_path, leftovers=("a_0_0", "b_0_0")).loop().run(0)
+
+
+def test_a_checkpoint_that_does_not_fit_ends_the_run_or_is_left_out(tmp_path: Path) -> None:
+    stops = Diary(tmp_path / "stops")
+    loop = replace(stops.loop(save_every=2), checkpoint_bytes=lambda: 2**60)
+    with pytest.raises(OutOfSpace, match="checkpoint of step 2 was not written"):
+        loop.run(0)
+    goes_on = Diary(tmp_path / "goes-on")
+    sizes = iter([0, 2**60])
+    loop = replace(
+        goes_on.loop(save_every=2, saves_or_stops=False), checkpoint_bytes=lambda: next(sizes), warn=goes_on.seen.append
+    )
+    assert loop.run(0) == 0
+    assert [path.name for path in sorted(goes_on.folder.glob("step_*"))] == ["step_000002"]
+    assert "the checkpoint of step 4 was not written, training goes on" in goes_on.seen[-1]

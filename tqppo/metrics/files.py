@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from tqppo.errors import CheckpointError
+from tqppo import space
 from tqppo.protocols import Metrics
 
 Line = dict[str, float | None]  # one line of metrics.jsonl; null stands for a value that was not finite
@@ -25,7 +25,7 @@ class MetricsLog:
         self._path = Path(path)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        _append(self._path, line(step, metrics))
+        space.append(self._path, line(step, metrics))
 
 
 class EventLog:
@@ -36,7 +36,7 @@ class EventLog:
 
     def write(self, event: str, **fields: object) -> None:
         stamp = {"time": round(time.time(), 3), "event": event}
-        _append(self._path, json.dumps({**stamp, **fields}, default=str).encode() + b"\n")
+        space.append(self._path, json.dumps({**stamp, **fields}, default=str).encode() + b"\n")
 
 
 def line(step: int, metrics: Mapping[str, float]) -> bytes:
@@ -50,22 +50,31 @@ def read(path: str | Path) -> list[Line]:
     return [json.loads(each) for each in _complete_lines(Path(path))]
 
 
-def cut(path: str | Path, last_step: int) -> None:
-    """Remove the lines after step `last_step`, and an incomplete last line, before a run resumes from there."""
+def cut(path: str | Path, last_step: int) -> str:
+    """Remove the lines after step `last_step`, and an incomplete last line, before a run resumes from there.
+
+    Lines that are damaged are left out. The file as it was is then kept beside it, and the returned text says so.
+    """
     path = Path(path)
     if not path.exists():
-        return
-    keep = 0
-    for number, each in enumerate(_complete_lines(path), 1):
-        try:
-            step = json.loads(each)["step"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(f"{path}:{number} is not a line of metrics: {error}") from None
-        if step > last_step:
-            break
-        keep += len(each)
-    with path.open("r+b") as file:
-        file.truncate(keep)
+        return ""
+    before = path.read_bytes()
+    steps = [(_step_of(each), each) for each in _complete_lines(path)]
+    damaged = [number for number, (step, _) in enumerate(steps, 1) if step is None and number < len(steps)]
+    after = b"".join(each for step, each in steps if step is not None and step <= last_step)
+    if damaged:
+        copy = path.with_name(f"{path.name}.damaged")
+        space.write_whole(copy, before)
+    if after != before:
+        space.write_whole(path, after)
+    return f"{path}: line {damaged[0]} is damaged and was left out; the file as it was is {copy}" if damaged else ""
+
+
+def _step_of(line: bytes) -> int | None:
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def without_timings(metrics: Mapping[str, float | None]) -> Line:
@@ -87,11 +96,6 @@ def spread(name: str, values: Sequence[float]) -> Metrics:
         f"{name}/max": float(max(values)),
         f"{name}/min": float(min(values)),
     }
-
-
-def _append(path: Path, data: bytes) -> None:
-    with path.open("ab", buffering=0) as file:
-        file.write(data)
 
 
 def _number(value: float) -> float | int | None:

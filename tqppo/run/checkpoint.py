@@ -1,7 +1,8 @@
 """Checkpoints on disk: written whole or not at all, hashed, pruned; and what `resume` may find there. No torch.
 
 A checkpoint is a folder `step_000012` that exists only once it is complete: it is written under another
-name, synced, hashed into its MANIFEST.json, then renamed; `latest` moves last.
+name, synced, hashed into its MANIFEST.json, then renamed; `latest` moves last. The manifest also has the hashes of the
+run's own files that a resume reads, such as its config. Only the process that holds the run's lock writes here.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tqppo.errors import CheckpointError
+from tqppo import space
+from tqppo.errors import CheckpointError, TqppoError
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST = "MANIFEST.json"
 DRIVER = "driver.json"
 PREFIX = "step_"
@@ -36,25 +38,33 @@ class Checkpoint:
 
 
 class CheckpointStore:
-    """The `checkpoints` folder of one run."""
+    """The `checkpoints` folder of one run. `run_files` are the run's own files that a resume reads."""
 
-    def __init__(self, folder: Path, *, keep_last: int = 2, keep_every: int = 0) -> None:
+    def __init__(
+        self, folder: Path, *, keep_last: int = 2, keep_every: int = 0, run_files: Callable[[], list[Path]] = list
+    ) -> None:
         self.folder = folder
         self.keep_last = keep_last
         self.keep_every = keep_every
+        self.run_files = run_files
 
-    def write(self, step: int, save_parts: Callable[[Path], None], driver_state: Mapping[str, Any]) -> Path:
-        """Save atomically: `save_parts` fills the given folder with everything but the driver's own state."""
+    def write(
+        self, step: int, save_parts: Callable[[Path], None], driver_state: Mapping[str, Any], *, num_bytes: int = 0
+    ) -> Path:
+        """Save atomically: `save_parts` fills the given folder with everything but the driver's own state.
+
+        A save that fails leaves the checkpoints that are there as they are. `num_bytes` is what it will take, at
+        least: without that much room it is not begun. `OutOfSpace` if the disk is full.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
         self.remove_partial()
-        partial = self.folder / f".partial-{PREFIX}{step:06d}"
-        partial.mkdir()
-        save_parts(partial)
-        (partial / DRIVER).write_text(json.dumps(driver_state, indent=2, sort_keys=True) + "\n")
-        files = {str(path.relative_to(partial)): _digest(path) for path in _files(partial)}
-        manifest = {"format": FORMAT, "step": step, "files": files}
-        (partial / MANIFEST).write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n")
-        _sync_tree(partial)
+        space.require(self.folder, num_bytes)
+        try:
+            with space.explained(self.folder, num_bytes):
+                partial = self._fill(step, save_parts, driver_state)
+        except (OSError, TqppoError):
+            self.remove_partial()
+            raise
         final = self.folder / f"{PREFIX}{step:06d}"
         if final.exists():  # left by an earlier attempt that was resumed from before it
             shutil.rmtree(final)
@@ -64,8 +74,23 @@ class CheckpointStore:
         self._prune()
         return final
 
+    def _fill(self, step: int, save_parts: Callable[[Path], None], driver_state: Mapping[str, Any]) -> Path:
+        partial = self.folder / f".partial-{PREFIX}{step:06d}"
+        partial.mkdir()
+        save_parts(partial)
+        (partial / DRIVER).write_text(json.dumps(driver_state, indent=2, sort_keys=True) + "\n")
+        manifest = {
+            "format": FORMAT,
+            "step": step,
+            "files": {str(path.relative_to(partial)): _digest(path) for path in _files(partial)},
+            "run_files": {str(path.relative_to(self.folder.parent)): _digest(path) for path in self.run_files()},
+        }
+        (partial / MANIFEST).write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n")
+        _sync_tree(partial)
+        return partial
+
     def remove_partial(self) -> None:
-        """What a killed save left behind."""
+        """Remove what a save that was killed or failed left behind."""
         for path in self.folder.glob(f".partial-{PREFIX}*"):
             shutil.rmtree(path)
 
@@ -73,14 +98,27 @@ class CheckpointStore:
         """Steps that have a folder, oldest first; whether they are complete is for `open_checkpoint` to say."""
         return sorted(int(path.name[len(PREFIX) :]) for path in self.folder.glob(f"{PREFIX}*") if _is_step(path))
 
-    def newest(self, warn: Callable[[str], None] = lambda message: None) -> Checkpoint | None:
-        """The newest complete checkpoint; those that are not are named to `warn` and passed over."""
+    def newest(self, warn: Callable[[str], None] = lambda message: None) -> Checkpoint:
+        """The newest complete checkpoint; later ones that are damaged are named to `warn` and passed over.
+
+        Raises `CheckpointError` if there is none, and for a checkpoint of a newer format, which is not damaged.
+        """
+        problems: list[str] = []
         for step in reversed(self.steps()):
             try:
-                return open_checkpoint(self.folder / f"{PREFIX}{step:06d}")
+                found = open_checkpoint(self.folder / f"{PREFIX}{step:06d}")
+            except NewerFormat:
+                raise
             except CheckpointError as error:
-                warn(f"{error}; trying the one before it")
-        return None
+                problems.append(str(error))
+                continue
+            for problem in problems:
+                warn(f"{problem}; trying the one before it")
+            return found
+        if problems:
+            listed = "\n  ".join(problems)
+            raise CheckpointError(f"no checkpoint in {self.folder} can be read; nothing was changed:\n  {listed}")
+        raise CheckpointError(f"there is no checkpoint in {self.folder} to resume from; nothing was changed")
 
     def _point_latest(self, target: Path) -> None:
         link = self.folder / ".latest"
@@ -96,28 +134,69 @@ class CheckpointStore:
                 shutil.rmtree(self.folder / f"{PREFIX}{step:06d}")
 
 
+class NewerFormat(CheckpointError):
+    """The checkpoint was written by a later version of tqppo."""
+
+
 def open_checkpoint(folder: Path) -> Checkpoint:
-    """A checkpoint with every file as it was written, or an error that names the first one that is not."""
-    manifest_file = folder / MANIFEST
+    """A checkpoint whose files, and the run's files that belong to it, are as they were when it was written.
+
+    Otherwise a `CheckpointError` that names the first file that is not.
+    """
     if not folder.is_dir():
         raise CheckpointError(f"there is no checkpoint at {folder}")
-    if not manifest_file.is_file():
-        raise CheckpointError(f"{manifest_file} is missing: this checkpoint is partial")
+    manifest = _manifest(folder)
+    unlisted = {str(path.relative_to(folder)) for path in _files(folder)} - {MANIFEST, *manifest.files}
+    if unlisted:
+        raise CheckpointError(
+            f"{folder / min(unlisted)} is not in {MANIFEST}: it was added after the checkpoint was saved"
+        )
+    for base, files in ((folder, manifest.files), (folder.resolve().parent.parent, manifest.run_files)):
+        for name, expected in files.items():
+            _check_file(base, name, expected)
+    return Checkpoint(folder.resolve(), manifest.step)
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    step: int
+    files: dict[str, Any]
+    run_files: dict[str, Any]
+
+
+def _manifest(folder: Path) -> Manifest:
+    path = folder / MANIFEST
+    if not path.is_file():
+        raise CheckpointError(f"{path} is missing: this checkpoint is partial")
     try:
-        manifest = json.loads(manifest_file.read_bytes())
-        step, files = int(manifest["step"]), dict(manifest["files"])
-        version = manifest["format"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{manifest_file} is corrupt: {error}") from None
-    if version != FORMAT:
-        raise CheckpointError(f"{folder} has checkpoint format {version}; this tqppo reads format {FORMAT}")
-    for name, expected in files.items():
-        path = folder / name
-        if not path.is_file():
-            raise CheckpointError(f"{path} is missing: this checkpoint is partial")
-        if path.stat().st_size != expected["bytes"] or _digest(path) != expected:
-            raise CheckpointError(f"{path} is corrupt: it is not what {MANIFEST} recorded when it was saved")
-    return Checkpoint(folder.resolve(), step)
+        read = json.loads(path.read_bytes())
+        version = int(read["format"])
+        if version > FORMAT:
+            raise NewerFormat(
+                f"{folder} has checkpoint format {version}, and this tqppo reads format {FORMAT}: "
+                "resume with the version that wrote it, or a later one"
+            )
+        if version < FORMAT:
+            raise CheckpointError(f"{folder} has checkpoint format {version}; this tqppo reads format {FORMAT}")
+        found = Manifest(int(read["step"]), dict(read["files"]), dict(read["run_files"]))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path} is corrupt: {type(error).__name__}: {error}") from None
+    if DRIVER not in found.files:
+        raise CheckpointError(f"{path} is corrupt: it does not list {DRIVER}")
+    if _is_step(folder.resolve()) and int(folder.resolve().name[len(PREFIX) :]) != found.step:
+        raise CheckpointError(f"{path} is corrupt: it says step {found.step}")
+    for name in (*found.files, *found.run_files):
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise CheckpointError(f"{path} is corrupt: it names a file outside of its folder, {name!r}")
+    return found
+
+
+def _check_file(base: Path, name: str, expected: Any) -> None:
+    path = base / name
+    if not path.is_file():
+        raise CheckpointError(f"{path} is missing: this checkpoint is partial")
+    if not isinstance(expected, dict) or path.stat().st_size != expected.get("bytes") or _digest(path) != expected:
+        raise CheckpointError(f"{path} is corrupt: it is not what {MANIFEST} recorded when it was saved")
 
 
 def find_run(checkpoint: str, runs: Path) -> tuple[Path, Path | None]:

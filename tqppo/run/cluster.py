@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from pathlib import Path
 
 from tqppo.errors import PreflightError
 from tqppo.lifeline import Watcher, descendants
+from tqppo.reaper import claim, reap
 from tqppo.weights import location
 
 PRIVATE_PREFIX = "tqppo-ray-"
@@ -37,8 +39,10 @@ def ray_cluster(address: str, *, num_cpus: float, object_store_bytes: int, logs:
         finally:
             ray.shutdown()
         return
-    _reap_dead_sessions()
-    folder = Path(tempfile.mkdtemp(prefix=f"{PRIVATE_PREFIX}{os.getpid()}-"))
+    parent = Path(tempfile.gettempdir())
+    reap(parent, PRIVATE_PREFIX)
+    owned = claim(parent / f"{PRIVATE_PREFIX}{os.getpid()}-{secrets.token_hex(3)}")
+    folder = owned.folder
     watcher = Watcher([str(folder), location.pattern()])
     try:
         ray.init(
@@ -55,7 +59,7 @@ def ray_cluster(address: str, *, num_cpus: float, object_store_bytes: int, logs:
     finally:
         ray.shutdown()
         _keep_logs(folder, logs)
-        shutil.rmtree(folder, ignore_errors=True)
+        owned.release()
         watcher.dismiss()
 
 
@@ -72,11 +76,3 @@ def _keep_logs(session: Path, logs: Path) -> None:
     for path in sorted(session.glob("session_2*/logs/worker-*")):
         if path.is_file() and path.stat().st_size:
             shutil.copy(path, logs / path.name)
-
-
-def _reap_dead_sessions() -> None:
-    """Remove session folders of runs that were killed."""
-    for path in Path(tempfile.gettempdir()).glob(f"{PRIVATE_PREFIX}*"):
-        owner = path.name[len(PRIVATE_PREFIX) :].split("-")[0]
-        if owner.isdigit() and not Path(f"/proc/{owner}").exists():
-            shutil.rmtree(path, ignore_errors=True)

@@ -53,6 +53,11 @@ class RunFolder:
     def export(self) -> Path:
         return self.path / "export" / "hf"
 
+    def files_of_resume(self) -> list[Path]:
+        """The run's own files that a resume reads, besides a checkpoint. They never change once training begins."""
+        model = sorted(path for path in self.model.rglob("*") if path.is_file()) if self.model.is_dir() else []
+        return [path for path in (self.config, *model) if path.is_file()]
+
     def next_attempt(self) -> Path:
         """A fresh folder for the logs of this start; `logs/latest` points to it."""
         logs = self.path / "logs"

@@ -70,6 +70,11 @@ class LiveRun:
             self.critic.call(Learner.save, str((folder / "critic").resolve()))
         self.queue.snapshot(folder / "queue")
 
+    def checkpoint_bytes(self) -> int:
+        """What the learners' weights and optimizer states take on disk."""
+        critic = 0 if self.critic is None else self.critic.call(Learner.checkpoint_bytes)
+        return self.actor.call(Learner.checkpoint_bytes) + critic
+
     def load(self, folder: Path, driver_state: dict[str, Any], step: int) -> None:
         """Restore everything as it was when step `step` ended."""
         self.actor.call(Learner.load, str((folder / "actor").resolve()))

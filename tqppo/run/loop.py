@@ -8,7 +8,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from tqppo.errors import QueueError
+from tqppo.errors import OutOfSpace, QueueError
 from tqppo.protocols import Metrics
 from tqppo.run.checkpoint import CheckpointStore
 from tqppo.run.signals import StopRequest
@@ -23,6 +23,7 @@ class Schedule:
     validate_before: bool
     save_every: int
     save_on_exit: bool
+    saves_or_stops: bool = True  # False: the run goes on when a checkpoint does not fit on the disk
 
     def validates(self, step: int) -> bool:
         return step == self.max_steps or bool(self.validate_every and step % self.validate_every == 0)
@@ -46,6 +47,8 @@ class Loop:
     save_parts: Callable[[Path], None]
     driver_state: Callable[[], dict[str, Any]]
     export: Callable[[], None]
+    checkpoint_bytes: Callable[[], int] = lambda: 0  # at least; what the learners' state takes on disk
+    warn: Callable[[str], None] = lambda message: None
 
     def run(self, start: int) -> int:
         """The exit code: 0 when the last step is done, 130 or 143 after a signal."""
@@ -74,4 +77,12 @@ class Loop:
             self.export()
         leaving = finished or self.stop.number
         if self.schedule.saves(step) or (leaving and self.schedule.save_on_exit):
-            self.store.write(step, self.save_parts, self.driver_state())
+            self._save(step)
+
+    def _save(self, step: int) -> None:
+        try:
+            self.store.write(step, self.save_parts, self.driver_state(), num_bytes=self.checkpoint_bytes())
+        except OutOfSpace as error:
+            if self.schedule.saves_or_stops:
+                raise OutOfSpace(f"the checkpoint of step {step} was not written: {error}") from error
+            self.warn(f"the checkpoint of step {step} was not written, training goes on: {error}")

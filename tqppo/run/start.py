@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tqppo import space
 from tqppo.config.compilation import Compilation
 from tqppo.config.compile import compile_config
 from tqppo.config.diagnostics import render_text
@@ -23,6 +25,7 @@ from tqppo.metrics.files import EventLog, MetricsLog
 from tqppo.run.checkpoint import Checkpoint, CheckpointStore, find_run, open_checkpoint
 from tqppo.run.cluster import ray_cluster
 from tqppo.run.folder import RunFolder, new_run
+from tqppo.run.lock import RunLock
 from tqppo.run.loop import Loop, Schedule
 from tqppo.run.signals import Aborted, StopRequest
 
@@ -53,9 +56,10 @@ def train(compilation: Compilation, *, verbosity: int = 0) -> int:
     refuse_what_is_not_there(config, compilation.name)
     trackers.check(config.logging.trackers)
     folder = new_run(Path(config.run.dir), config.run.name, preset=compilation.name, model=config.model.path)
-    folder.config.write_text(resolved_toml(compilation.draft))
-    folder.origins.write_text(origins_json(compilation))
-    return Attempt(config, folder, None, verbosity).run()
+    with RunLock(folder.path):
+        space.write_whole(folder.config, resolved_toml(compilation.draft).encode())
+        space.write_whole(folder.origins, origins_json(compilation).encode())
+        return Attempt(config, folder, None, verbosity).run()
 
 
 def resume(
@@ -63,14 +67,31 @@ def resume(
 ) -> int:
     """Go on with a run where its checkpoint left off. Returns the exit code."""
     path, wanted = find_run(checkpoint, Path(os.environ.get("TQPPO__RUN__DIR", "runs")))
-    folder = RunFolder(path)
-    config = resumed_config(folder, [*overrides, *([f"run.max_steps={max_steps}"] if max_steps else [])])
-    log = logging.getLogger(__name__)
-    store = CheckpointStore(folder.checkpoints)
-    found = open_checkpoint(wanted) if wanted else store.newest(log.warning)
-    if fork:
-        folder = fork_run(folder, fork, found)
-    if found is not None and found.step >= config.run.max_steps:
+    folder, log = RunFolder(path), logging.getLogger(__name__)
+    changes = [*overrides, *([f"run.max_steps={max_steps}"] if max_steps else [])]
+    with RunLock(folder.path):
+        found = _checkpoint_of(folder, wanted, log.warning)
+        config = resumed_config(folder, changes)
+        if not fork:
+            return _go_on(config, folder, found, verbosity)
+        forked = fork_run(folder, fork, found)
+    with RunLock(forked.path):
+        return _go_on(config, forked, found, verbosity)
+
+
+def _checkpoint_of(folder: RunFolder, wanted: Path | None, warn: Callable[[str], None]) -> Checkpoint:
+    """The checkpoint to resume from. Whatever is wrong with it is found before anything is changed."""
+    if wanted is not None:
+        return open_checkpoint(wanted)
+    try:
+        return CheckpointStore(folder.checkpoints).newest(warn)
+    except CheckpointError as error:
+        again = f"tqppo train --config {folder.config} --name NEW-NAME"
+        raise CheckpointError(f"{error}\nTo train it again from the start: {again}") from None
+
+
+def _go_on(config: Config, folder: RunFolder, found: Checkpoint, verbosity: int) -> int:
+    if found.step >= config.run.max_steps:
         Display(folder.name, quiet=verbosity < 0).note(
             f"{folder.path} is complete: step {found.step} of {config.run.max_steps} is done, nothing was trained. "
             f"To go on: tqppo resume --checkpoint {folder.name} --max-steps {found.step * 2}"
@@ -116,7 +137,7 @@ def _compiled(folder: RunFolder, overrides: list[str]) -> Config:
     return compilation.config
 
 
-def fork_run(folder: RunFolder, name: str, checkpoint: Checkpoint | None) -> RunFolder:
+def fork_run(folder: RunFolder, name: str, checkpoint: Checkpoint) -> RunFolder:
     """A copy of the run up to the checkpoint, under another name."""
     fork = new_run(folder.path.parent, name, preset="", model="")
     for path in (folder.config, folder.origins, folder.metrics):
@@ -124,8 +145,7 @@ def fork_run(folder: RunFolder, name: str, checkpoint: Checkpoint | None) -> Run
             shutil.copy(path, fork.path)
     if folder.model.exists():
         shutil.copytree(folder.model, fork.model)
-    if checkpoint is not None:
-        shutil.copytree(checkpoint.folder, fork.checkpoints / checkpoint.folder.name)
+    shutil.copytree(checkpoint.folder, fork.checkpoints / checkpoint.folder.name)
     return fork
 
 
@@ -141,7 +161,9 @@ class Attempt:
     def run(self) -> int:
         logs = self.folder.next_attempt()
         self.start = self.checkpoint.step if self.checkpoint else 0
-        metrics_files.cut(self.folder.metrics, self.start if self.checkpoint else -1)
+        damage = metrics_files.cut(self.folder.metrics, self.start) if self.checkpoint else ""
+        if damage:
+            logging.getLogger(__name__).warning(damage)
         self.display = Display(
             self.folder.name,
             subtitle=f"{self.config.mode} · {self.config.model.path} · {self.config.rollout.backend}",
@@ -219,12 +241,14 @@ class Attempt:
                 validate_before=config.validation.before_train,
                 save_every=config.checkpoint.interval,
                 save_on_exit=config.checkpoint.save_on_exit,
+                saves_or_stops=config.checkpoint.on_full_disk == "stop",
             ),
             stop=stop,
             store=CheckpointStore(
                 self.folder.checkpoints,
                 keep_last=config.checkpoint.keep_last,
                 keep_every=config.checkpoint.keep_every,
+                run_files=self.folder.files_of_resume,
             ),
             log=self._log,
             validate=run.validate,
@@ -233,7 +257,13 @@ class Attempt:
             save_parts=run.save,
             driver_state=run.driver_state,
             export=lambda: self._export(run),
+            checkpoint_bytes=run.checkpoint_bytes,
+            warn=self._warn,
         )
+
+    def _warn(self, message: str) -> None:
+        self.display.note(message)
+        self.events.write("warning", message=message)
 
     def _log(self, step: int, metrics: dict[str, float]) -> None:
         MetricsLog(self.folder.metrics).write(step, metrics)
@@ -255,8 +285,8 @@ class Attempt:
         steps = f"{self.display.progress.step} of {self.config.run.max_steps} steps"
         places = {"run": str(folder.path), "metrics": str(folder.metrics), "checkpoints": str(folder.checkpoints)}
         resume = f"tqppo resume --checkpoint {name}"
+        is_saved = any(folder.checkpoints.glob("step_*"))
         if code:
-            is_saved = any(folder.checkpoints.glob("step_*"))
             self.display.finish(
                 Ending(f"stopped after {steps}", places, [(resume, "go on from here")] if is_saved else [])
             )
@@ -264,4 +294,4 @@ class Attempt:
         if self.config.checkpoint.export:
             places["model"] = str(folder.export)
         longer = (f"{resume} --max-steps {self.config.run.max_steps * 2}", "train longer")
-        self.display.finish(Ending(f"finished {steps}", places, [longer]))
+        self.display.finish(Ending(f"finished {steps}", places, [longer] if is_saved else []))

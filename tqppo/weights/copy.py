@@ -10,8 +10,8 @@ from pathlib import Path
 
 from tqppo.protocols import WeightSender, WeightSource
 from tqppo.reaper import Claim, claim
+from tqppo.space import allocate
 from tqppo.weights import location
-from tqppo.weights.space import allocate
 
 PIECE_BYTES = 64 * 1024**2  # one object in Ray's store
 

@@ -19,7 +19,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from tqppo.weights.space import allocate
+from tqppo.space import allocate
 
 MODEL_FILE = "model.safetensors"
 DTYPES = {  # by their names in a file's header

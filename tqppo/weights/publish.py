@@ -20,11 +20,11 @@ from transformers.core_model_loading import WeightConverter, revert_weight_conve
 
 from tqppo.protocols import WeightSource
 from tqppo.reaper import Claim, claim
+from tqppo.space import explained
 from tqppo.weights import file as tensorfile
 from tqppo.weights import location
 from tqppo.weights.file import MODEL_FILE, Entry
 from tqppo.weights.shards import whole
-from tqppo.weights.space import explained
 
 _TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "chat_template*", "vocab*", "merges.txt", "*.model")
 

@@ -167,6 +167,11 @@ class Learner(Worker):
                 metrics[name] = sum(shares)
         return metrics
 
+    def checkpoint_bytes(self) -> int:
+        """Bytes of the parameters that learn and of their optimizer state."""
+        tensors = [*self.optimizer.parameters.values(), *self.optimizer.state().values()]
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
     def save(self, folder: str) -> None:
         """All that a bit-exact continuation needs, in safetensors and JSON; loads on any number of ranks."""
         path = Path(folder)

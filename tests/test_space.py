@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tqppo.errors import OutOfSpace
-from tqppo.weights.space import allocate, explained
+from tqppo.space import allocate, explained
 
 SCRIPT = Path(__file__).with_name("full_disk.py")
 

@@ -1,0 +1,71 @@
+"""What must not cost a user anything: damaged files, two processes on one run, a run without checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from e2e.runs import Cli, wait_until
+
+from tqppo.metrics import files as metrics
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+SLOW_REWARD = """
+import time
+def slow(data_source, solution_str, ground_truth, extra_info=None):
+    time.sleep(0.05)
+    return 0.5
+"""
+
+
+def contents(run: Path) -> dict[str, bytes]:
+    """Every file of a run but its lock, by name."""
+    files = [path for path in run.rglob("*") if path.is_file() and path.name != ".lock"]
+    return {str(path.relative_to(run)): path.read_bytes() for path in files}
+
+
+def test_damaged_files_are_named_and_nothing_is_touched(cli: Cli) -> None:
+    cli.train("mine", "grpo", "run.max_steps=2")
+    run = cli.runs / "mine"
+    config, resume = run / "config.resolved.toml", ["resume", "--checkpoint", "mine", "--max-steps", "4"]
+    whole = config.read_text()
+    for damage in ("", whole[: len(whole) // 2]):
+        config.write_text(damage)
+        before = contents(run)
+        said = cli.run(*resume, code=5)
+        assert f"{config} is corrupt" in said
+        assert contents(run) == before
+    config.write_text(whole)
+    for checkpoint in (run / "checkpoints").glob("step_*"):
+        (checkpoint / "driver.json").write_text("{}")
+    before = contents(run)
+    said = cli.run(*resume, code=5)
+    assert "no checkpoint in" in said
+    assert all(f"step_{step:06d}/driver.json is corrupt" in said for step in (1, 2))
+    assert f"tqppo train --config {config} --name" in said
+    assert contents(run) == before
+    again = cli.run("train", "--config", str(config), "--name", "again")  # starting over is a run of its own
+    assert "finished 2 of 2 steps" in again
+
+
+def test_a_live_run_cannot_be_resumed_and_goes_on(cli: Cli) -> None:
+    (cli.folder / "slow.py").write_text(SLOW_REWARD)
+    live = cli.start(*cli.train_arguments("mine", "grpo", 'reward.function="slow.py:slow"'))
+    saved = cli.runs / "mine" / "checkpoints" / "latest"
+    wait_until(lambda: saved.exists() or live.poll() is not None, "a checkpoint")
+    said = cli.run("resume", "--checkpoint", "mine", code=4)
+    assert f"is in use by process {live.pid} on" in said
+    output, _ = live.communicate(timeout=300)
+    assert live.returncode == 0, output
+    assert [row["step"] for row in metrics.read(cli.runs / "mine" / "metrics.jsonl")] == [0, 1, 2, 3, 4, 5, 6]
+
+
+def test_a_run_without_a_checkpoint_is_not_started_over_in_silence(cli: Cli) -> None:
+    said = cli.train("mine", "grpo", "run.max_steps=2", "checkpoint.interval=0", "checkpoint.save_on_exit=false")
+    assert "finished 2 of 2 steps" in said
+    assert "tqppo resume" not in said
+    before = contents(cli.runs / "mine")
+    said = cli.run("resume", "--checkpoint", "mine", "--max-steps", "4", code=5)
+    assert "there is no checkpoint in" in said
+    assert contents(cli.runs / "mine") == before
