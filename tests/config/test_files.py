@@ -55,12 +55,12 @@ def test_ten_megabytes_are_refused_before_they_are_parsed(folder: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["x = " + "[" * 9000, "[" + ".".join("a" * 3000) + "]\n", "a" + ".a" * 3000 + " = 1\n"]
 )
-def test_deep_nesting_is_told_at_the_place_where_it_gets_too_deep(folder: Path, text: str) -> None:
+def test_deep_nesting_is_reported_at_the_place_where_it_gets_too_deep(folder: Path, text: str) -> None:
     (folder / "deep.toml").write_text(text)
     assert only_problem("deep.toml").code in ("E007", "E006")
 
 
-def test_a_file_without_permission_or_that_is_no_file_is_told(folder: Path) -> None:
+def test_a_file_without_permission_or_that_is_no_file_is_reported(folder: Path) -> None:
     found = only_problem("/dev/null/x.toml")
     assert found.code in ("E001", "E003")
 
@@ -77,7 +77,7 @@ def test_carriage_returns_do_not_move_columns(folder: Path) -> None:
     assert (str(found.span), found.span.text) == ("x.toml:4:6", "lr = 'é'")
 
 
-def test_a_missing_base_is_told_where_it_is_named(folder: Path) -> None:
+def test_a_missing_base_is_reported_where_it_is_named(folder: Path) -> None:
     (folder / "x.toml").write_text('extends = "gone.toml"\n')
     found = only_problem("x.toml")
     assert (found.code, str(found.span)) == ("E001", "x.toml:1:11")

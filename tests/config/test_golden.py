@@ -1,4 +1,4 @@
-"""What the compiler says about each mistake, word for word, in tests/golden.
+"""The exact message for each mistake, kept in tests/golden.
 
 After a change of wording: TQPPO_GOLDEN=write pytest tests/config/test_golden.py, then read the difference.
 """
@@ -20,7 +20,7 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 
 @dataclass(frozen=True)
 class Case:
-    """What stands in `run.toml` and other files, and what is typed; `config` is run.toml unless told."""
+    """The contents of `run.toml` and other files, and the arguments. `config` is run.toml by default."""
 
     run: str = ""
     files: dict[str, str | bytes] = field(default_factory=dict)

@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from tqppo.config.checks.registry import Context
 from tqppo.config.diagnostics import Diagnostic, in_order
@@ -20,17 +20,13 @@ from tqppo.engines.capabilities import capabilities_of
 from tqppo.errors import TqppoError
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from tqppo.config.compilation import Compilation
     from tqppo.data.prompts import Prompt
 
 PACKAGES = {"transferqueue": "transfer_queue", "tensorboard": "tensorboard", "wandb": "wandb", "lora": "peft"}
 HEALTH_TIMEOUT_S = 5.0
-
-
-class Tokenizer(Protocol):
-    """The part of a `transformers` tokenizer that is used here."""
-
-    def get_vocab(self) -> dict[str, int]: ...
 
 
 def probe(compilation: Compilation) -> list[Diagnostic]:
@@ -45,7 +41,7 @@ def probe(compilation: Compilation) -> list[Diagnostic]:
     return in_order(found)
 
 
-def _tokenizer(context: Context, key: str) -> tuple[Tokenizer | None, list[Diagnostic]]:
+def _tokenizer(context: Context, key: str) -> tuple[PreTrainedTokenizerBase | None, list[Diagnostic]]:
     """The tokenizer of a model path, or None and a problem if it cannot be loaded."""
     path = context.value(key)
     if path == "tiny":
@@ -73,7 +69,7 @@ def _attempt(context: Context, code: str, key: str, attempt: Callable[[], Iterat
         return [context.report(code, str(error), (key,))]
 
 
-def _data(context: Context, tokenizer: Tokenizer) -> list[Diagnostic]:
+def _data(context: Context, tokenizer: PreTrainedTokenizerBase) -> list[Diagnostic]:
     from tqppo.data import prompts
 
     config = context.config
@@ -120,7 +116,7 @@ def _rewards(context: Context, samples: list[Prompt]) -> Iterator[Diagnostic]:
         scorer.close()
 
 
-def _vocabularies(context: Context, tokenizer: Tokenizer) -> Iterator[Diagnostic]:
+def _vocabularies(context: Context, tokenizer: PreTrainedTokenizerBase) -> Iterator[Diagnostic]:
     config, own = context.config, tokenizer.get_vocab()
     for name in config.teachers if has_teachers(config) else ():
         other, problems = _tokenizer(context, f"teachers.{name}.path")

@@ -72,7 +72,7 @@ def test_known_names_have_the_published_number_of_parameters(name: str, billions
 
 
 def test_an_unknown_name_gives_no_estimate_and_says_so() -> None:
-    plan = plan_of("grpo-7b", "model.path=somebody/new-model")
+    plan = plan_of("grpo-7b", "model.path=acme/new-model")
     assert plan.parameters is None
     assert "not a known name" in plan_text(plan)
 

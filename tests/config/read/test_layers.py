@@ -184,7 +184,7 @@ def test_extends_is_refused_outside_files() -> None:
         assert [each.message for each in compilation.diagnostics] == ["extends works only in files"]
 
 
-def test_a_mistake_in_a_base_that_is_extended_twice_is_told_once() -> None:
+def test_a_mistake_in_a_base_that_is_extended_twice_is_reported_once() -> None:
     write("presets/base.toml", "[run]\nsede = 1\n")
     write("presets/a.toml", 'extends = "base"\n')
     write("presets/b.toml", 'extends = "base"\n')

@@ -49,7 +49,7 @@ def test_resolved_toml_reproduces_the_config(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("change", ["mode=grpo", "mode=ppo", "model.path=somewhere/else", "data.train=mine.jsonl"])
 def test_a_changed_preset_still_resolves_to_one_consistent_file(name: str, change: str, tmp_path: Path) -> None:
     changed = compile_config(name, [], [change], {})
-    if not changed.ok:  # such as grpo-settings that PPO refuses: the user is told
+    if not changed.ok:  # PPO refuses some settings of GRPO, with a message
         return
     (tmp_path / "resolved.toml").write_text(resolved_toml(changed.draft), encoding="utf-8")
     again = compile_config(None, [tmp_path / "resolved.toml"], environ={})

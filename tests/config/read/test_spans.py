@@ -112,7 +112,7 @@ def test_a_key_is_found_under_its_header_with_its_column() -> None:
     assert (second.line, second.column, second.width) == (4, 15, 3)
 
 
-def test_every_broken_line_is_told_and_the_rest_is_still_read() -> None:
+def test_every_broken_line_is_reported_and_the_rest_is_still_read() -> None:
     document = parse("a = 1\nb = \nc = 3\nd = nope\ne = 5\n", "f.toml")
     assert [problem.span.line for problem in document.problems] == [2, 4]
     assert document.values == {"a": 1, "c": 3, "e": 5}
