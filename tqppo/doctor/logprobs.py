@@ -6,6 +6,7 @@ import asyncio
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -14,7 +15,7 @@ from transformers.utils import logging
 
 from tqppo import plugins
 from tqppo.config.sections import Config
-from tqppo.data.prompts import DataSpec
+from tqppo.data.prompts import DataSpec, demonstrations
 from tqppo.data.prompts import load as load_prompts
 from tqppo.doctor.compare import Mismatch, compare
 from tqppo.protocols import Completion, EngineSpec, Request, Sampling
@@ -53,7 +54,8 @@ def _prepare_model(config: Config, folder: Path) -> str:
     """The model's folder or hub name; the built-in model is made as a run makes it."""
     if config.model.path != "tiny":
         return config.model.path
-    return make_tiny_model(str(folder), configure.tiny_model_spec(config), DataSpec.of(config.data))
+    shown = partial(demonstrations, DataSpec.of(config.data), seed=config.run.seed)
+    return make_tiny_model(str(folder), configure.tiny_model_spec(config), shown)
 
 
 def _engine_spec(config: Config, model: str, tokenizer: PreTrainedTokenizerBase, logs: Path) -> EngineSpec:

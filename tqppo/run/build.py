@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -18,7 +19,7 @@ from transformers import AutoTokenizer
 from tqppo.config import facts
 from tqppo.config.sections import Config
 from tqppo.data.dataset import is_procedural
-from tqppo.data.prompts import DataSpec, Prompt, Sampler, for_validation
+from tqppo.data.prompts import DataSpec, Prompt, Sampler, demonstrations, for_validation
 from tqppo.data.prompts import load as load_prompts
 from tqppo.errors import PreflightError
 from tqppo.queue.client import Queue
@@ -85,8 +86,8 @@ def prepare_model(config: Config, folder: Path) -> str:
     if config.model.path != "tiny":
         return config.model.path
     task = ray.remote(num_cpus=0)(make_tiny_model)
-    made = task.remote(str(folder.resolve()), configure.tiny_model_spec(config), DataSpec.of(config.data))
-    return ray.get(made)
+    shown = partial(demonstrations, DataSpec.of(config.data), seed=config.run.seed)
+    return ray.get(task.remote(str(folder.resolve()), configure.tiny_model_spec(config), shown))
 
 
 def load_tokenizer(config: Config, paths: RunPaths) -> Any:

@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
-from tqppo.data.prompts import DataSpec, demonstrations
-from tqppo.tiny.warm_start import prepare
+from tqppo.tiny.model import TinyShape
+from tqppo.tiny.warm_start import Demonstrations, prepare
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +29,13 @@ class TinyModelSpec:
     seed: int
 
 
-def make_tiny_model(folder: str, spec: TinyModelSpec, data: DataSpec) -> str:
-    """Make the model in `folder`, unless an equal one is there already; returns the folder."""
+def make_tiny_model(folder: str, spec: TinyModelSpec, demonstrations: Callable[[], Demonstrations]) -> str:
+    """Make the model in `folder`, unless an equal one is there already; returns the folder.
+
+    `demonstrations` opens the data in the process that runs this, so that rows do not travel.
+    """
     torch.set_num_threads(1)
-    shape = {
+    shape: TinyShape = {
         "family": spec.family,
         "hidden_size": spec.hidden_size,
         "num_layers": spec.num_layers,
@@ -41,7 +45,7 @@ def make_tiny_model(folder: str, spec: TinyModelSpec, data: DataSpec) -> str:
     made = prepare(
         folder,
         model=shape,
-        demonstrations=demonstrations(data, seed=spec.seed),
+        demonstrations=demonstrations(),
         steps=spec.steps,
         batch_size=spec.batch_size,
         lr=spec.lr,
