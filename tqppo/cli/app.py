@@ -1,4 +1,4 @@
-"""The commands put together, and the one place where errors become messages and exit codes."""
+"""The command tree, and the one place where errors become messages and exit codes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from tqppo.cli import backends, completion, config, crash, doctor, environment, presets, train
+from tqppo.cli import backends, completion, config, crash, doctor, environment, presets, resume, schema, train, validate
 from tqppo.cli.options import Quiet, Verbose
 from tqppo.errors import TqppoError
 
@@ -20,7 +20,7 @@ EXIT_CODES = (
 
 
 class Commands(TyperGroup):
-    """The top of the command tree."""
+    """The root of the command tree."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         if os.environ.get(completion.VARIABLE):
@@ -30,8 +30,8 @@ class Commands(TyperGroup):
         try:
             return super().main(*args, **kwargs)
         except TqppoError as error:
-            told = str(getattr(error, "cause", error))  # Ray wraps what a worker raised, with its traceback
-            typer.echo(told if told.startswith("error[") else f"error: {told}", err=True)
+            message = str(getattr(error, "cause", error))  # Ray's wrapper of a worker's error holds a traceback too
+            typer.echo(message if message.startswith("error[") else f"error: {message}", err=True)
             sys.exit(error.exit_code)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -100,9 +100,9 @@ def root(
 
 
 app.command("train")(train.train)
-app.command("resume")(train.resume)
-app.command("validate-config")(config.validate)
-app.command("schema")(config.schema)
+app.command("resume")(resume.resume)
+app.command("validate-config")(validate.validate)
+app.command("schema")(schema.schema)
 app.command("env")(environment.show)
 app.add_typer(presets.app, name="presets")
 app.add_typer(config.app, name="config")

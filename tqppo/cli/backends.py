@@ -1,4 +1,4 @@
-"""`backends list|check|install`: what is there, whether it keeps its contract, how to get what is missing."""
+"""`backends list|check|install`: installed back ends, their contract tests, and the engines' environments."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Rollout engines and storages.")
 
-# What our own optional back ends import, and the extra that brings it.
+# Optional back ends of tqppo: the package that each imports, and the extra that installs it.
 EXTRAS = {("storage", "transferqueue"): ("transfer_queue", "transferqueue")}
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """One back end as `backends list` shows it."""
+    """One line of `backends list`."""
 
     kind: str
     name: str
@@ -36,7 +36,7 @@ class Status:
 
 @app.command("list")
 def list_all(as_json: AsJson = False) -> None:
-    """What is installed, what is missing, and how to get it."""
+    """List back ends, whether each is ready, and how to install it."""
     from tqppo import plugins
 
     found = [_status(kind, name, point) for kind in plugins.KINDS for name, point in plugins.available(kind).items()]
@@ -48,7 +48,7 @@ def list_all(as_json: AsJson = False) -> None:
 
 
 def _status(kind: str, name: str, point: EntryPoint) -> Status:
-    """Looks without importing the back end: that would load torch."""
+    """Find out without importing the back end, which would load torch."""
     from tqppo.engines import environments as engines
 
     provider = f"{point.dist.name} {point.dist.version}" if point.dist else "?"
@@ -106,7 +106,7 @@ def _run_contract(kind: str, name: str, level: int) -> int:
     module = f"tqppo.contracts.{kind}"
     detail = {-1: "-qq", 0: "-q", 1: "-v", 2: "-vv"}[level]
     command = [sys.executable, "-m", "pytest", "--pyargs", module, "-p", "tqppo.contracts.plugin", "--backend", name]
-    # Not the settings of whatever project we happen to be in.
+    # The settings of the project in the current folder must not apply.
     command += [detail, "-c", os.devnull, "--rootdir", ".", "-p", "no:cacheprovider", "--import-mode=importlib"]
     code = subprocess.run(command, check=False).returncode
     if code > 1:

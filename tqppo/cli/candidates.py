@@ -1,4 +1,4 @@
-"""The words that Tab offers for values: presets, settings, runs, back ends. Looked up by parameter name."""
+"""Completions of values: presets, settings, runs, back ends. Looked up by parameter name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def presets(word: str, finished: list[str]) -> Iterator[Candidate]:
 
 
 def settings(word: str, finished: list[str]) -> Iterator[Candidate]:
-    """Sections first, then their keys, then values: the whole list at once would be two hundred lines."""
+    """Sections first, then their keys, then values; all keys at once would be two hundred lines."""
     from tqppo.config.show.keys import all_keys, values_of
 
     key, equals, _ = word.partition("=")
@@ -28,7 +28,7 @@ def settings(word: str, finished: list[str]) -> Iterator[Candidate]:
     elif not dot:
         yield from ((f"{each.name}=", each.doc) for each in all_keys() if "." not in each.name)
         yield from dict.fromkeys((each.name.split(".")[0] + ".", "") for each in all_keys() if "." in each.name)
-    else:  # teachers are named by the user: what is offered for one holds for all
+    else:  # users name their teachers, and all teachers have the same settings
         known = "teachers.*" if section.startswith("teachers.") else section
         for each in all_keys():
             if each.name.rpartition(".")[0] == known:

@@ -1,4 +1,4 @@
-"""What a user sees of a bug: one line, and the file that holds the rest."""
+"""Reports an unexpected error: a short message on stderr, and the traceback in a file."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import typer
 
 
 def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Stands in for `sys.excepthook`; the interpreter then ends with 1."""
+    """A replacement for `sys.excepthook`; the interpreter then exits with 1."""
     lines = traceback.format_exception(kind, error, trace)
     handle, path = tempfile.mkstemp(prefix="tqppo-crash-", suffix=".log")
     with os.fdopen(handle, "w") as out:
         out.write(f"command: {' '.join(sys.argv)}\n\n{''.join(lines)}")
     summary = "".join(traceback.format_exception_only(kind, error)).strip().splitlines()[-1]
     typer.echo(
-        f"error: this is a bug in tqppo, or something that it does not foresee: {summary}\n"
+        f"error: unexpected error, probably a bug in tqppo: {summary}\n"
         f"The traceback is in {path}; please report it with the output of `tqppo env`.",
         err=True,
     )

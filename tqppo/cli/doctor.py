@@ -1,4 +1,4 @@
-"""`doctor logprobs`: does the engine compute what the trainer computes?"""
+"""`doctor logprobs`: compares the engine's log-probabilities with the trainer's."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Annotated
 
 import typer
 
-from tqppo.cli.config import compile_or_refuse, print_diagnostics
+from tqppo.cli.compiling import compile_named, print_diagnostics
 from tqppo.cli.options import AsJson, ConfigFiles, Overrides, Preset
 from tqppo.cli.output import emit_json
 from tqppo.errors import ConfigError
 
-app = typer.Typer(no_args_is_help=True, help="Look for what makes training go wrong.")
+app = typer.Typer(no_args_is_help=True, help="Diagnose training problems.")
 
 
 @app.callback()
 def root() -> None:
-    """Look for what makes training go wrong."""
+    """Diagnose training problems."""
 
 
 @app.command("logprobs")
@@ -28,10 +28,9 @@ def logprobs(
     prompts: Annotated[int, typer.Option("--prompts", min=1, help="How many prompts to sample.")] = 32,
     as_json: AsJson = False,
 ) -> None:
-    """Sample with the engine, score the same tokens with the trainer, and say which correction to use."""
-    compilation = compile_or_refuse(preset, config, overrides)
-    if compilation.diagnostics:
-        print_diagnostics(compilation.diagnostics)
+    """Sample with the engine, score the same tokens with the trainer, and recommend a correction."""
+    compilation = compile_named(preset, config, overrides)
+    print_diagnostics(compilation.diagnostics)
     if not compilation.ok or compilation.config is None:
         raise typer.Exit(ConfigError.exit_code)
     from tqppo.doctor.compare import render

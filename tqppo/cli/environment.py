@@ -1,4 +1,4 @@
-"""`tqppo env`: what a bug report needs. Reads versions from package metadata and imports none of the packages."""
+"""`env`: versions and devices for bug reports. Reads package metadata and imports none of the packages."""
 
 from __future__ import annotations
 

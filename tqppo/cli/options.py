@@ -1,7 +1,8 @@
-"""Options that several commands share, spelled once."""
+"""Options that several commands share, and what -v and -q mean."""
 
 from __future__ import annotations
 
+import logging
 from typing import Annotated
 
 import typer
@@ -19,15 +20,26 @@ Overrides = Annotated[
         "--set", "-s", metavar="KEY=VALUE", help="One setting, as `rollout.group_size=8`. Repeatable; wins over all."
     ),
 ]
+MaxSteps = Annotated[
+    int | None, typer.Option("--max-steps", min=1, help="Steps in all, counted from the very first start.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 Verbose = Annotated[
-    int, typer.Option("--verbose", "-v", count=True, show_default=False, help="Say more; twice for debugging.")
+    int, typer.Option("--verbose", "-v", count=True, show_default=False, help="Print more; twice for debugging.")
 ]
-Quiet = Annotated[int, typer.Option("--quiet", "-q", count=True, show_default=False, help="Say only what went wrong.")]
+Quiet = Annotated[int, typer.Option("--quiet", "-q", count=True, show_default=False, help="Print only problems.")]
 
 
 def verbosity(ctx: typer.Context, verbose: int, quiet: int) -> int:
-    """-1 quiet, 0 as usual, 1 verbose, 2 debug; the flags count before and after the command's name."""
-    given = ctx.find_root().params
-    total = verbose + given.get("verbose", 0) - quiet - given.get("quiet", 0)
+    """-1 quiet, 0 normal, 1 verbose, 2 debug; flags before the command's name and after it add up."""
+    before = ctx.find_root().params
+    total = verbose + int(before.get("verbose", 0)) - quiet - int(before.get("quiet", 0))
     return max(-1, min(2, total))
+
+
+def set_log_level(level: int) -> None:
+    """Print tqppo's own log lines as far as `level` asks for, and warnings of other libraries."""
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    logging.getLogger("tqppo").setLevel(
+        {-1: logging.ERROR, 0: logging.WARNING, 1: logging.INFO, 2: logging.DEBUG}[level]
+    )

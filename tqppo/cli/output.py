@@ -1,21 +1,20 @@
-"""How commands print: tables at a terminal, plain aligned lines elsewhere, JSON for programs."""
+"""The output of commands: tables on a terminal, plain aligned lines elsewhere, JSON for programs."""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 import typer
 
 
-def emit_json(value: Any) -> None:
+def emit_json(value: object) -> None:
     typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Cells are text as it is: brackets are not markup."""
+    """Print a table. Cells are literal text: rich's markup is off."""
     if not sys.stdout.isatty():
         typer.echo("\n".join(plain_lines(header, rows)))
         return

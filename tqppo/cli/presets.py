@@ -1,4 +1,4 @@
-"""`presets list|show|diff`."""
+"""`presets list|show|diff`: the presets that exist, their files, and how they differ."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tqppo.errors import ConfigError, UsageError
 if TYPE_CHECKING:
     from tqppo.config.compilation import Compilation
 
-app = typer.Typer(no_args_is_help=True, help="Look at presets.")
+app = typer.Typer(no_args_is_help=True, help="List, print and compare presets.")
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A preset.")]
 
 
 @app.command("list")
 def list_all(as_json: AsJson = False) -> None:
-    """Every preset: those that come with tqppo, your own, and where each is."""
+    """List every preset, built-in and your own, and where each is."""
     from tqppo.config.read.presets import list_presets
 
     found = list_presets()
@@ -39,7 +39,7 @@ def show(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Print a preset's file, or with --resolved everything that it amounts to."""
+    """Print a preset's file, or with --resolved all settings that follow from it."""
     path = _known(preset)
     text = _resolved(preset) if resolved else path.read_text(encoding="utf-8")
     if as_json:
@@ -69,7 +69,7 @@ def diff(
 
 
 def _known(name: str) -> Path:
-    """The preset's file; an unknown name is a mistake of usage, told with the nearest ones."""
+    """The preset's file; UsageError with similar names if there is none."""
     from tqppo.config.read.nearest import did_you_mean
     from tqppo.config.read.presets import find_preset, list_presets
 
@@ -82,7 +82,7 @@ def _known(name: str) -> Path:
 
 
 def _compiled(name: str) -> Compilation:
-    from tqppo.cli.config import print_diagnostics
+    from tqppo.cli.compiling import print_diagnostics
     from tqppo.config.compile import compile_config
 
     _known(name)

@@ -132,7 +132,7 @@ class GymRows:
         for draw in range(tasks.MAX_DRAWS):
             entry = self._rows[index + draw * self._size]
             if tasks.is_held_out(f"{self._name}/{entry['question']}") == self._held_out:
-                extra = {"reward": "gym", "gym": self._name, "entry": _json(dict(entry))}
+                extra: Columns = {"reward": "gym", "gym": self._name, "entry": _json(dict(entry))}
                 return Row(entry["question"], str(entry["answer"]), self._name, extra)
         raise DataError(f"{self.where(index)}: no problem found for this part; give the task a larger range")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal, TypedDict, overload
+from typing import TYPE_CHECKING, Literal, TypedDict, cast, overload
 
 import numpy as np
 
@@ -171,8 +171,10 @@ class PromptSet:
 
     def _render(self, messages: list[Message]) -> str:
         if self._spec.chat_template:
-            rendered = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-            return str(rendered)
+            chat = cast(
+                list[dict[str, str]], messages
+            )  # content may be a list, too
+            return str(self._tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))
         return "".join(str(message["content"]) for message in messages)
 
 

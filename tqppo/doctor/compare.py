@@ -1,14 +1,12 @@
-"""How far an engine's log-probabilities are from the trainer's for the same tokens, and what to do about it.
+"""Compares an engine's log-probabilities with the trainer's for the same tokens, and recommends a correction.
 
-Pure figures, no torch: `rollout.mismatch` obtains the numbers, `tqppo doctor logprobs` prints them, and the rollout
-worker calls `verify_logprobs` after a weight sync.
+Figures only, no torch: `logprobs` obtains the numbers and `tqppo doctor logprobs` prints the result.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import numpy as np
 from rich.console import Group, RenderableType
@@ -18,13 +16,15 @@ from tqppo.errors import EngineError
 
 NUM_WORST = 8
 NEGLIGIBLE_MEAN, NEGLIGIBLE_MAX = 1e-3, 0.1  # of |Δ|: below both, a correction would only add noise
-OUTLIER_LOW, OUTLIER_HIGH = 0.5, 5.0  # ratios outside are what icepop leaves out
+OUTLIER_LOW, OUTLIER_HIGH = 0.5, 5.0  # icepop leaves out ratios outside of these
 MANY_OUTLIERS = 1e-4  # share of tokens
-USABLE_ESS = 0.7  # effective share of sequences, from which whole-sequence weights are worth their variance
+USABLE_ESS = 0.7  # smallest effective share of sequences at which whole-sequence weights are worth their variance
 
 
 @dataclass(frozen=True, slots=True)
 class WorstToken:
+    """A token with a large difference, and the text before it."""
+
     sequence: int
     position: int
     token: str
@@ -51,8 +51,11 @@ class Mismatch:
     reason: str
     worst: tuple[WorstToken, ...]
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         return asdict(self)
+
+
+Pair = tuple[Sequence[float], Sequence[float], Sequence[int]]  # engine's and trainer's log-probabilities, tokens
 
 
 def compare(
@@ -62,7 +65,7 @@ def compare(
     tokens: Sequence[Sequence[int]],
     decode: Callable[[list[int]], str] = str,
 ) -> Mismatch:
-    """Per sequence: the log-probability of each sampled token from both sides, and the tokens themselves."""
+    """Compare per sequence; the arguments hold each sampled token's log-probability on both sides, and the token."""
     pairs = list(zip(engine, trainer, tokens, strict=True))
     if not any(len(sampled) for *_, sampled in pairs):
         raise EngineError("there is nothing to compare: the engine sampled no token")
@@ -92,7 +95,7 @@ def compare(
 
 
 def advise(*, mean_abs: float, max_abs: float, ess_sequence: float, outliers: float) -> tuple[str, str]:
-    """Which `algorithm.correction` fits, and why."""
+    """The recommended value of `algorithm.correction`, and the reason."""
     if mean_abs <= NEGLIGIBLE_MEAN and max_abs <= NEGLIGIBLE_MAX:
         return "none", f"|Δ| is {mean_abs:.1e} on average and {max_abs:.1e} at most: nothing to correct"
     if outliers >= MANY_OUTLIERS:
@@ -105,7 +108,7 @@ def advise(*, mean_abs: float, max_abs: float, ess_sequence: float, outliers: fl
 
 
 def _ess(log_weights: np.ndarray) -> float:
-    """Effective sample size as a share of the samples: 1 when all weigh the same."""
+    """Effective sample size as a share of the samples; 1 if all weights are equal."""
     weights = np.exp(log_weights - log_weights.max())
     return float(weights.sum() ** 2 / (weights**2).sum() / len(weights))
 
@@ -116,7 +119,7 @@ def _pearson(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.corrcoef(a, b)[0, 1])
 
 
-def _worst(pairs: list[Any], deltas: list[np.ndarray], decode: Callable[[list[int]], str]) -> tuple[WorstToken, ...]:
+def _worst(pairs: list[Pair], deltas: list[np.ndarray], decode: Callable[[list[int]], str]) -> tuple[WorstToken, ...]:
     places = [(abs(float(d)), row, i) for row, each in enumerate(deltas) for i, d in enumerate(each)]
     found = []
     for _, row, i in sorted(places, reverse=True)[:NUM_WORST]:

@@ -1,4 +1,4 @@
-"""Runs `tqppo doctor logprobs` for real: the preset's engine samples, `transformers` in fp32 scores the same tokens."""
+"""Measures for `tqppo doctor logprobs`: the config's engine samples, `transformers` in fp32 scores the same tokens."""
 
 from __future__ import annotations
 
@@ -6,45 +6,43 @@ import asyncio
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from tqppo import plugins
 from tqppo.config.sections import Config
-from tqppo.data.prompts import DataSpec
+from tqppo.data.prompts import DataSpec, demonstrations
 from tqppo.data.prompts import load as load_prompts
-from tqppo.doctor import compare as doctor
+from tqppo.doctor.compare import Mismatch, compare
 from tqppo.protocols import Completion, EngineSpec, Request, Sampling
-from tqppo.run import configure as specs
-from tqppo.run.build import eos_tokens, make_tiny_model
+from tqppo.run import configure
+from tqppo.run.build import eos_tokens
+from tqppo.tiny.prepare import make_tiny_model
 
 
-def measure(
-    config: Config, *, num_prompts: int, announce: Callable[[str], None] = lambda what: None
-) -> doctor.Mismatch:
+def measure(config: Config, *, num_prompts: int, announce: Callable[[str], None] = lambda what: None) -> Mismatch:
     """Sample one completion for each of the first prompts, without top-k and top-p, and compare."""
-    logging.disable_progress_bar()
+    disable_bars: Callable[[], None] = logging.disable_progress_bar
+    disable_bars()
     announce("making the model" if config.model.path == "tiny" else "finding the model")
     with tempfile.TemporaryDirectory(prefix="tqppo-doctor-") as folder:
-        model = _model(config, Path(folder) / "model")
+        model = _prepare_model(config, Path(folder) / "model")
         tokenizer = AutoTokenizer.from_pretrained(
             config.model.tokenizer or model, trust_remote_code=config.model.trust_remote_code
         )
-        places = specs.RunPaths(model, config.model.tokenizer or model, Path(folder) / "logs", "")
-        engine = specs.rollout_spec(config, places, eos_tokens(tokenizer)).engine
-        if config.rollout.endpoints:
-            engine = replace(engine, endpoint=config.rollout.endpoints[0])
+        engine = _engine_spec(config, model, tokenizer, Path(folder) / "logs")
         prompts = load_prompts(DataSpec.of(config.data), tokenizer, seed=config.run.seed)
         tokens = [prompts.prompt(index).tokens for index in range(min(num_prompts, len(prompts)))]
-        sampling = replace(specs.sampling(config), top_p=1.0, top_k=0)
+        sampling = replace(configure.sampling(config), top_p=1.0, top_k=0)
         announce(f"starting the {config.rollout.backend} engine and sampling")
         completions = asyncio.run(_sample(config.rollout.backend, engine, tokens, sampling))
         announce(f"scoring {sum(len(each.tokens) for each in completions)} tokens with the trainer's model")
         trainer = trainer_logprobs(model, tokens, completions, temperature=sampling.temperature)
-    return doctor.compare(
+    return compare(
         [completion.logprobs for completion in completions],
         trainer,
         tokens=[completion.tokens for completion in completions],
@@ -52,15 +50,18 @@ def measure(
     )
 
 
-def _model(config: Config, folder: Path) -> str:
-    """The model's folder or name; a tiny one is made and warmed up as a run would."""
-    model, warm = config.model, config.warm_start
-    if model.path != "tiny":
-        return model.path
-    names = ("family", "hidden_size", "num_layers", "num_heads", "tie_embeddings")
-    shape = {name: getattr(model, name) for name in names}
-    arguments = {"steps": warm.steps, "batch_size": warm.batch_size, "lr": warm.lr, "seed": config.run.seed}
-    return make_tiny_model(str(folder), shape, DataSpec.of(config.data), arguments)
+def _prepare_model(config: Config, folder: Path) -> str:
+    """The model's folder or hub name; the built-in model is made as a run makes it."""
+    if config.model.path != "tiny":
+        return config.model.path
+    shown = partial(demonstrations, DataSpec.of(config.data), seed=config.run.seed)
+    return make_tiny_model(str(folder), configure.tiny_model_spec(config), shown)
+
+
+def _engine_spec(config: Config, model: str, tokenizer: PreTrainedTokenizerBase, logs: Path) -> EngineSpec:
+    paths = configure.RunPaths(model, config.model.tokenizer or model, logs, publish="")
+    engine = configure.rollout_spec(config, paths, eos_tokens(tokenizer)).engine
+    return replace(engine, endpoint=config.rollout.endpoints[0]) if config.rollout.endpoints else engine
 
 
 async def _sample(backend: str, spec: EngineSpec, prompts: Sequence[list[int]], sampling: Sampling) -> list[Completion]:
@@ -79,7 +80,7 @@ def trainer_logprobs(
     model: str, prompts: Sequence[list[int]], completions: Sequence[Completion], *, temperature: float
 ) -> list[list[float]]:
     """Log-probabilities of the sampled tokens by a plain forward in fp32, one sequence at a time."""
-    forward = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    forward = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).train(False)
     found = []
     for prompt, completion in zip(prompts, completions, strict=True):
         sampled = torch.tensor(completion.tokens)  # [R]

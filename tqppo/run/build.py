@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -29,6 +30,7 @@ from tqppo.run.configure import RunPaths
 from tqppo.run.folder import RunFolder
 from tqppo.run.live import LiveRun, Validator
 from tqppo.run.placement import check_resources, demands, process_shares
+from tqppo.tiny.prepare import make_tiny_model
 from tqppo.trainers.stages import Clock
 from tqppo.weights import location
 from tqppo.workers.actor import Actor
@@ -81,29 +83,11 @@ def build(config: Config, folder: RunFolder, logs: Path, stack: ExitStack, annou
 
 def prepare_model(config: Config, folder: Path) -> str:
     """The model's folder or hub name; a tiny model is made, and warmed up, in a process of its own."""
-    model, warm = config.model, config.warm_start
-    if model.path != "tiny":
-        return model.path
-    shape = {
-        "family": model.family,
-        "hidden_size": model.hidden_size,
-        "num_layers": model.num_layers,
-        "num_heads": model.num_heads,
-        "tie_embeddings": model.tie_embeddings,
-    }
-    arguments = {"steps": warm.steps, "batch_size": warm.batch_size, "lr": warm.lr, "seed": config.run.seed}
+    if config.model.path != "tiny":
+        return config.model.path
     task = ray.remote(num_cpus=0)(make_tiny_model)
-    return ray.get(task.remote(str(folder.resolve()), shape, DataSpec.of(config.data), arguments))
-
-
-def make_tiny_model(folder: str, shape: dict[str, Any], data: DataSpec, arguments: dict[str, Any]) -> str:
-    import torch
-
-    from tqppo.tiny.warm_start import prepare
-
-    torch.set_num_threads(1)
-    shown = demonstrations(data, seed=arguments["seed"])
-    return str(prepare(folder, model=shape, demonstrations=shown, **arguments))
+    shown = partial(demonstrations, DataSpec.of(config.data), seed=config.run.seed)
+    return ray.get(task.remote(str(folder.resolve()), configure.tiny_model_spec(config), shown))
 
 
 def load_tokenizer(config: Config, paths: RunPaths) -> Any:

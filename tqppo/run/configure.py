@@ -16,6 +16,7 @@ from tqppo.config.sections import Config, OptimizerSection, Section
 from tqppo.protocols import EngineSpec, Sampling
 from tqppo.rewards.scorer import ScorerSpec
 from tqppo.rollout.worker import RolloutSpec
+from tqppo.tiny.prepare import TinyModelSpec
 from tqppo.workers.estimator import EstimatorSpec
 from tqppo.workers.specs import ModelSpec, OptimizerSpec, PolicyLossSpec, RoleSpec, ValueLossSpec
 
@@ -40,6 +41,22 @@ def sampling(config: Config, *, temperature: float | None = None) -> Sampling:
         top_k=rollout.top_k,
         max_new_tokens=rollout.max_new_tokens,
         stop_token_ids=tuple(rollout.stop_token_ids),
+    )
+
+
+def tiny_model_spec(config: Config) -> TinyModelSpec:
+    """The built-in model, for `model.path = "tiny"`."""
+    model, warm = config.model, config.warm_start
+    return TinyModelSpec(
+        family=model.family,
+        hidden_size=model.hidden_size,
+        num_layers=model.num_layers,
+        num_heads=model.num_heads,
+        tie_embeddings=model.tie_embeddings,
+        steps=warm.steps,
+        batch_size=warm.batch_size,
+        lr=warm.lr,
+        seed=config.run.seed,
     )
 
 

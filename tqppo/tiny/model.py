@@ -6,7 +6,9 @@ other model. One token per byte, plus a few special tokens for the chat template
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypedDict
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -14,6 +16,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     PretrainedConfig,
+    PreTrainedModel,
     PreTrainedTokenizerFast,
 )
 
@@ -28,13 +31,24 @@ CHAT_TEMPLATE = (
 VOCABULARY = 264  # 256 bytes and the special tokens, rounded up to a multiple of 8
 
 
+class TinyShape(TypedDict, total=False):
+    """The arguments of `write_tiny_model` that shape the model."""
+
+    family: str
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    tie_embeddings: bool
+
+
 def byte_tokenizer() -> PreTrainedTokenizerFast:
     """One token per byte of UTF-8; ids 0–255 are the bytes in `tokenizers`' byte alphabet, special tokens follow."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={char: i for i, char in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(
+    make: Callable[..., PreTrainedTokenizerFast] = PreTrainedTokenizerFast
+    return make(
         tokenizer_object=tokenizer,
         eos_token="<|end|>",
         pad_token="<|pad|>",
@@ -85,7 +99,8 @@ def write_tiny_model(
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        make: Callable[..., PreTrainedModel] = AutoModelForCausalLM.from_config
+        model = make(config, dtype=torch.float32)
     model.save_pretrained(folder)
     byte_tokenizer().save_pretrained(folder)
     return Path(folder)

@@ -1,7 +1,7 @@
-"""A tiny model that has seen its task: made from the config, then a few supervised steps. `run` calls `prepare`.
+"""Makes a tiny model and trains it on its task for a few supervised steps. `tiny.prepare` calls it.
 
-Reinforcement learning from random weights shows nothing, because no sample is ever right. A pretrained
-model never comes here.
+Reinforcement learning from random weights learns nothing, because no sample is ever right. Pretrained models need no
+warm start.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import numpy as np
 import torch
@@ -21,27 +21,26 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from tqppo.tiny.model import byte_tokenizer, write_tiny_model
+from tqppo.tiny.model import TinyShape, byte_tokenizer, write_tiny_model
 
 DONE = "tqppo_warm_start.json"  # written last: a folder without it is not a finished model
-Demonstrations = Sequence[tuple[list[dict[str, Any]], str]]
+Demonstrations = Sequence[tuple[list[dict[str, object]], str]]
 IGNORED = -100
 
 
 def prepare(
     folder: str | Path,
     *,
-    model: Mapping[str, Any],
+    model: TinyShape,
     demonstrations: Demonstrations,
     steps: int = 25,
     batch_size: int = 128,
     lr: float = 3e-3,
     seed: int = 0,
 ) -> Path:
-    """The model's folder, made if it is not there yet; the same arguments give the same bytes.
+    """Make the model unless `folder` holds one made from the same arguments; the same arguments give the same bytes.
 
-    `model` are the arguments of `write_tiny_model`. The work happens in a folder beside it that is renamed at
-    the end, so that a killed run never leaves half a model.
+    The work happens in a folder beside it that is renamed at the end, so that a killed run never leaves half a model.
     """
     folder = Path(folder)
     seen = hashlib.sha256(json.dumps(demonstrations[0]).encode()).hexdigest()
@@ -67,19 +66,23 @@ def prepare(
 def _quiet_on_one_thread() -> Iterator[None]:
     """No progress bars for files of half a megabyte; one thread, because sums differ in their last bits with more."""
     threads, bars = torch.get_num_threads(), logging.is_progress_bar_enabled()
+    show_bars: Callable[[], None] = logging.enable_progress_bar
+    hide_bars: Callable[[], None] = logging.disable_progress_bar
     torch.set_num_threads(1)
-    logging.disable_progress_bar()
+    hide_bars()
     try:
         yield
     finally:
         torch.set_num_threads(threads)
         if bars:
-            logging.enable_progress_bar()
+            show_bars()
 
 
-def _is_done(folder: Path, made_from: Mapping[str, Any]) -> bool:
+def _is_done(folder: Path, made_from: Mapping[str, object]) -> bool:
     marker = folder / DONE
-    return marker.is_file() and json.loads(marker.read_text())["made_from"] == json.loads(json.dumps(made_from))
+    if not marker.is_file():
+        return False
+    return bool(json.loads(marker.read_text())["made_from"] == json.loads(json.dumps(made_from)))
 
 
 def _train(
@@ -105,12 +108,13 @@ def _train(
 
 
 def batch(
-    tokenizer: PreTrainedTokenizerBase, examples: Sequence[tuple[list[dict[str, Any]], str]]
+    tokenizer: PreTrainedTokenizerBase, examples: Sequence[tuple[list[dict[str, object]], str]]
 ) -> tuple[Tensor, Tensor]:
     """Tokens and labels, both [B, T], padded on the right; only the answer and its end token have labels."""
     prompts, whole = [], []
     for messages, answer in examples:
-        prompt = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        chat = cast(list[dict[str, str]], messages)
+        prompt = str(tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))
         prompts.append(prompt)
         whole.append(f"{prompt}{answer}{tokenizer.eos_token}")
     starts = [len(ids) for ids in tokenizer(prompts, add_special_tokens=False)["input_ids"]]

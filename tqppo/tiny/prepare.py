@@ -1,0 +1,54 @@
+"""Makes the built-in model of a run: fresh weights from a seed, then a warm start on the run's own task.
+
+`run.build` calls it in a process of its own, `doctor.logprobs` in its own process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from tqppo.tiny.model import TinyShape
+from tqppo.tiny.warm_start import Demonstrations, prepare
+
+
+@dataclass(frozen=True, slots=True)
+class TinyModelSpec:
+    """The shape of the model, and the supervised steps that it starts with."""
+
+    family: str
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    tie_embeddings: bool
+    steps: int
+    batch_size: int
+    lr: float
+    seed: int
+
+
+def make_tiny_model(folder: str, spec: TinyModelSpec, demonstrations: Callable[[], Demonstrations]) -> str:
+    """Make the model in `folder`, unless an equal one is there already; returns the folder.
+
+    `demonstrations` opens the data in the process that runs this, so that rows do not travel.
+    """
+    torch.set_num_threads(1)
+    shape: TinyShape = {
+        "family": spec.family,
+        "hidden_size": spec.hidden_size,
+        "num_layers": spec.num_layers,
+        "num_heads": spec.num_heads,
+        "tie_embeddings": spec.tie_embeddings,
+    }
+    made = prepare(
+        folder,
+        model=shape,
+        demonstrations=demonstrations(),
+        steps=spec.steps,
+        batch_size=spec.batch_size,
+        lr=spec.lr,
+        seed=spec.seed,
+    )
+    return str(made)
