@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from tqppo import columns
-from tqppo.algorithms.balance import partition
 from tqppo.algorithms.padding import mini_batches, num_padding, padding_rows, required_multiple
 from tqppo.columns import Column, Kind
 from tqppo.errors import DataError, QueueError
@@ -84,13 +83,3 @@ def test_the_cut_of_real_rows_does_not_depend_on_how_much_padding_there_is():
         return [part[~is_padding[part]].tolist() for part in mini_batches(is_padding, 2)]
 
     assert cut(0) == cut(2) == cut(6)
-
-
-@pytest.mark.parametrize("ranks", [2, 3, 4])
-def test_padding_is_spread_over_the_ranks(ranks):
-    costs = [*(100.0 + 13 * i for i in range(10)), *([2.0] * (-10 % ranks + ranks))]
-    is_padding = [i >= 10 for i in range(len(costs))]
-    parts = partition(costs, ranks, is_padding=is_padding)
-    assert {len(part) for part in parts} == {len(costs) // ranks}
-    reals = [sum(i < 10 for i in part) for part in parts]
-    assert max(reals) - min(reals) <= 1

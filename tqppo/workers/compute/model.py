@@ -1,7 +1,7 @@
-"""Models as the workers run them: loaded from `transformers`, sharded with FSDP2, with a head per role.
+"""The workers' models: loaded from `transformers`, sharded with FSDP2, with a head per role.
 
-Each head sees only the hidden states of the positions that matter: response tokens for policies and
-critics, the last token for reward models.
+Each head computes only the positions that matter: response tokens for policies and critics, the last token for reward
+models.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelF
 from transformers import logging as transformers_logging
 
 from tqppo.errors import PreflightError
-from tqppo.workers.compute import shared_prompts as trees
-from tqppo.workers.compute.logprobs import token_logprobs
+from tqppo.workers.compute import shared_prompts
+from tqppo.workers.compute.logprobs import TokenScores, token_logprobs
 from tqppo.workers.compute.microbatch import MicroBatch
 from tqppo.workers.specs import ModelSpec
 
@@ -47,7 +47,7 @@ def layout_for(attention: str) -> str:
 
 
 class PolicyModel(nn.Module):
-    """A causal language model that returns log-probabilities of chosen tokens instead of logits of all."""
+    """A causal language model that returns log-probabilities of chosen tokens instead of all logits."""
 
     def __init__(self, causal_lm: Any) -> None:
         super().__init__()
@@ -58,8 +58,10 @@ class PolicyModel(nn.Module):
         self._scale = getattr(config, "logit_scale", None) or 1.0
         self._scale /= getattr(config, "logits_scaling", None) or 1.0
 
-    def forward(self, micro: MicroBatch, temperature: float, with_entropy: bool) -> tuple[Tensor, Tensor | None]:
-        """Log-probabilities [N] and, if asked, entropies [N] of the micro-batch's tokens."""
+    def forward(
+        self, micro: MicroBatch, temperature: float, with_entropy: bool = False, with_sum_squares: bool = False
+    ) -> TokenScores:
+        """Log-probabilities [N] and, if asked for, entropies [N] and Σ p² [N] of the micro-batch's tokens."""
         hidden = _hidden(self.causal_lm.base_model, micro)
         return token_logprobs(
             self.logits,
@@ -68,10 +70,11 @@ class PolicyModel(nn.Module):
             vocabulary=self.vocabulary,
             temperature=temperature,
             with_entropy=with_entropy,
+            with_sum_squares=with_sum_squares,
         )
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden [N, H] → [N, V], with whatever the architecture does after its output layer."""
+        """hidden [N, H] → [N, V], with the scaling and capping that the architecture applies after its output layer."""
         logits = self.causal_lm.get_output_embeddings()(hidden)
         if self._scale != 1.0:
             logits = logits * self._scale
@@ -81,7 +84,7 @@ class PolicyModel(nn.Module):
 
 
 class ValueModel(nn.Module):
-    """A backbone with one number per position, 0 everywhere at the start."""
+    """A backbone with one value per position, initialised to 0 everywhere."""
 
     def __init__(self, backbone: Any) -> None:
         super().__init__()
@@ -110,8 +113,8 @@ class ScoreModel(nn.Module):
 def _hidden(backbone: Any, micro: MicroBatch) -> Tensor:
     """Hidden states of the micro-batch's outputs: [N, H]."""
     inputs = {} if micro.position_ids is None else {"position_ids": micro.position_ids}
-    if micro.branch is not None:
-        inputs["attention_mask"] = trees.attention_mask(micro.branch)
+    if micro.response is not None:
+        inputs["attention_mask"] = shared_prompts.attention_mask(micro.response)
     hidden = backbone(input_ids=micro.input_ids, use_cache=False, **inputs).last_hidden_state
     return hidden.flatten(0, 1).index_select(0, micro.outputs)
 
@@ -144,7 +147,7 @@ def _pretrained(auto_class: Any, spec: ModelSpec, device: torch.device) -> Any:
     try:
         model = auto_class.from_pretrained(
             spec.path,
-            dtype=torch.float32,  # parameters that learn; the computation's type is FSDP's affair
+            dtype=torch.float32,  # of the parameters; FSDP sets the type of the computation
             attn_implementation=attention_kernel(spec.attention, device),
             trust_remote_code=spec.trust_remote_code,
         )
@@ -153,14 +156,14 @@ def _pretrained(auto_class: Any, spec: ModelSpec, device: torch.device) -> Any:
     _drop_dropout(model)
     if spec.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        model.train()  # transformers checkpoints only in training mode, which no longer means dropout
+        model.train()  # transformers checkpoints only in training mode; dropout is off by now
     else:
         model.eval()
     return model
 
 
 def _drop_dropout(model: nn.Module) -> None:
-    """A dropped unit would make the loss depend on the cut into micro-batches, and old log-probabilities wrong."""
+    """Turn dropout off: it would make the loss depend on the cut into micro-batches, and old log-probabilities off."""
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
@@ -171,7 +174,7 @@ def _drop_dropout(model: nn.Module) -> None:
 
 @torch.no_grad()
 def _check_head(model: PolicyModel, path: str) -> None:
-    """Backbone, then head, must be what the model itself computes; some architectures do more in between."""
+    """Refuse a model whose own logits differ from backbone plus head: some architectures do more in between."""
     tokens = torch.arange(3)[None] % model.vocabulary
     device = next(model.parameters()).device
     tokens = tokens.to(device)
@@ -179,11 +182,13 @@ def _check_head(model: PolicyModel, path: str) -> None:
     ours = model.logits(model.causal_lm.base_model(input_ids=tokens, use_cache=False).last_hidden_state[0])
     if not torch.allclose(expected.float(), ours.float(), rtol=1e-3, atol=1e-3):
         name = type(model.causal_lm).__name__
-        raise PreflightError(f"model {path!r}: {name} does something after its output layer that tqppo does not know")
+        raise PreflightError(
+            f"model {path!r}: {name} does something after its output layer that tqppo does not support"
+        )
 
 
 def add_lora(model: PolicyModel, spec: ModelSpec, *, seed: int) -> None:
-    """Freeze the model and inject adapters, in place; the same ones for the same seed."""
+    """Freeze the model and inject adapters in place, initialised from the seed."""
     if importlib.util.find_spec("peft") is None:
         raise PreflightError("model.lora_rank needs peft, which is not installed: pip install 'tqppo[lora]'")
     from peft import LoraConfig, inject_adapter_in_model
@@ -200,7 +205,7 @@ def add_lora(model: PolicyModel, spec: ModelSpec, *, seed: int) -> None:
 
 @contextmanager
 def adapters_off(model: nn.Module) -> Iterator[None]:
-    """The model as it was before LoRA."""
+    """Disable the LoRA adapters inside the `with` block."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
@@ -216,23 +221,23 @@ def adapters_off(model: nn.Module) -> Iterator[None]:
 def shard(model: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
     """FSDP2 over all ranks: parameters stay float32, the computation runs in `dtype`.
 
-    A single rank in float32 needs none of it.
+    A single rank in float32 is not sharded.
     """
     size = dist.get_world_size() if dist.is_initialized() else 1
     if size == 1 and dtype == torch.float32:
         return model.to(device)
     if not dist.is_initialized():
-        raise PreflightError(f"model.dtype {dtype} is FSDP's work, which needs a process group")
+        raise PreflightError(f"model.dtype {dtype} needs FSDP, which needs a process group")
     mesh = dist.init_device_mesh(device.type, (size,))
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     for block in _blocks(model):
         fully_shard(block, mesh=mesh, mp_policy=policy)
-    # The root frees its parameters after each forward too: whole ones would be stale after `load`.
+    # The root frees its parameters after each forward too: gathered ones would be stale after `load`.
     fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
     return model
 
 
 def _blocks(model: nn.Module) -> list[nn.Module]:
-    """The decoder layers, as the architecture names them."""
+    """The decoder layers, found by the class names that the architecture declares."""
     names = {name for module in model.modules() for name in getattr(module, "_no_split_modules", None) or ()}
     return [module for module in model.modules() if type(module).__name__ in names]
