@@ -30,14 +30,15 @@ def test_a_batch_without_rows_is_an_error_not_a_batch_of_padding():
 
 
 def test_padding_rows_come_from_the_declarations():
-    trailing = dict.fromkeys(("tokens", "response_mask", "rollout_logprobs", "reward", "extra"), ())
+    columns.declare(Column("test_note", Kind.JSON, neutral=None))
+    trailing = dict.fromkeys(("tokens", "response_mask", "rollout_logprobs", "reward", "test_note"), ())
     found = padding_rows(3, trailing | {"teacher_ids": (4,), "routed_experts": (2, 8)}, step=7)
     assert found.keys == ["pad7_0_0", "pad7_1_0", "pad7_2_0"]
     assert all(
         tag["is_padding"] and (tag["prompt_len"], tag["response_len"], tag["seq_len"]) == (1, 1, 2)
         for tag in found.tags
     )
-    assert "extra" not in found.columns
+    assert "test_note" not in found.columns
     shapes = {name: [tuple(row.shape) for row in found.columns[name].unbind()] for name in found.columns}
     assert shapes["tokens"] == [(2,)] * 3
     assert shapes["response_mask"] == [(1,)] * 3

@@ -26,6 +26,7 @@ class Worker:
     """One rank of one role. `queue` is needed only when methods are called with batches instead of tensors."""
 
     model: nn.Module
+    queue: Queue
     shares_prompts = True  # rows with the same prompt may share it in a forward
 
     def __init__(
@@ -34,15 +35,11 @@ class Worker:
         self.spec = spec
         self.features = spec.features
         self.ranks = ranks or Ranks()
-        self._queue = queue
+        if queue is not None:
+            self.queue = queue
         self.device = torch.device(device)
         self.dtype = compute_dtype(spec.model.dtype, self.device)
         self.layout = layout_for(attention_kernel(spec.model.attention, self.device))
-
-    @property
-    def queue(self) -> Queue:
-        assert self._queue is not None, "this worker has no queue: call its methods with tensors"
-        return self._queue
 
     def start(self) -> None:
         """Load the model; the constructor does nothing that takes time."""
