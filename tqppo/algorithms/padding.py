@@ -98,4 +98,4 @@ def mini_batches(is_padding: Tensor, count: int) -> list[Tensor]:
     real, padding = (~is_padding).nonzero().flatten(), is_padding.nonzero().flatten()
     reals = real.tensor_split(count)
     missing = [total // count - part.numel() for part in reals]
-    return [torch.cat(pair) for pair in zip(reals, padding.split(missing), strict=True)]
+    return [torch.cat(pair) for pair in zip(reals, torch.split(padding, missing), strict=True)]

@@ -93,12 +93,12 @@ def _one_chunk(kind: str, logits_of: Callable[[Tensor], Tensor], logprob_min: fl
 
 def _in_chunks(compute: _Chunk, source: Tensor, teacher: Teacher, mask: Tensor, chunk: int) -> TopK:
     logprobs = teacher.logprobs if teacher.logprobs.dtype == torch.float64 else teacher.logprobs.float()
-    # The backward of split is one concatenation; each slice would allocate a whole buffer.
+    # The backward of torch.split is one concatenation; each slice would allocate a whole buffer.
     pieces = zip(
-        source.split(chunk),
-        teacher.ids.long().split(chunk),
-        apply_mask(mask[:, None], logprobs).split(chunk),
-        mask.split(chunk),
+        torch.split(source, chunk),
+        torch.split(teacher.ids.long(), chunk),
+        torch.split(apply_mask(mask[:, None], logprobs), chunk),
+        torch.split(mask, chunk),
         strict=True,
     )
     outputs = [checkpoint(compute, *piece, use_reentrant=False) for piece in pieces]

@@ -1,7 +1,7 @@
-"""A small language model and byte-level tokenizer, made from the config with no download.
+"""The built-in small language model and its byte-level tokenizer, made from the config without a download.
 
-The folder it writes is an ordinary Hugging Face folder: every engine and worker loads it like any
-other model. One token per byte, plus a few special tokens for the chat template.
+`write_tiny_model` writes an ordinary Hugging Face folder, which every engine and worker loads like any other model.
+There is one token per byte, plus a few special tokens for the chat template.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(models.BPE(vocab={char: i for i, char in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=tokenizer,
         eos_token="<|end|>",
         pad_token="<|pad|>",
@@ -75,7 +75,7 @@ def write_tiny_model(
     tie_embeddings: bool = True,
     seed: int = 0,
 ) -> Path:
-    """A fresh model and its tokenizer, the same bytes for the same arguments."""
+    """Write a new model and its tokenizer; the same arguments give the same bytes."""
     config = tiny_config(
         family=family,
         hidden_size=hidden_size,
@@ -85,7 +85,7 @@ def write_tiny_model(
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
     model.save_pretrained(folder)
     byte_tokenizer().save_pretrained(folder)
     return Path(folder)

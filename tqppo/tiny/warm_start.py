@@ -1,7 +1,6 @@
-"""A tiny model that has seen its task: made from the config, then a few supervised steps. `run` calls `prepare`.
+"""The warm start of a tiny model: a few supervised steps on its task. `run` calls `prepare`.
 
-Reinforcement learning from random weights shows nothing, because no sample is ever right. A pretrained
-model never comes here.
+Reinforcement learning from random weights learns nothing, because no sample is ever right. Pretrained models skip this.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -24,8 +23,8 @@ from transformers.utils import logging
 from tqppo.tiny.model import byte_tokenizer, write_tiny_model
 
 DONE = "tqppo_warm_start.json"  # written last: a folder without it is not a finished model
-Demonstrations = Sequence[tuple[list[dict[str, Any]], str]]
-IGNORED = -100
+Demonstrations = Sequence[tuple[list[dict[str, object]], str]]  # chat messages and the answer to them
+IGNORED = -100  # label of tokens that are not trained on
 
 
 def prepare(
@@ -38,17 +37,17 @@ def prepare(
     lr: float = 3e-3,
     seed: int = 0,
 ) -> Path:
-    """The model's folder, made if it is not there yet; the same arguments give the same bytes.
+    """Make the model in `folder` unless it is there already; the same arguments give the same bytes.
 
-    `model` are the arguments of `write_tiny_model`. The work happens in a folder beside it that is renamed at
-    the end, so that a killed run never leaves half a model.
+    `model` holds arguments of `write_tiny_model`.
+    The work happens in a folder beside it, which is renamed at the end: a killed run never leaves half a model.
     """
     folder = Path(folder)
     seen = hashlib.sha256(json.dumps(demonstrations[0]).encode()).hexdigest()
     made_from = {"model": {**model, "seed": seed}, "steps": steps, "batch_size": batch_size, "lr": lr, "first": seen}
     if _is_done(folder, made_from):
         return folder
-    for leftover in folder.parent.glob(f".{folder.name}.*"):  # of an attempt that was killed; a run has one driver
+    for leftover in folder.parent.glob(f".{folder.name}.*"):  # from a killed attempt; a run has only one driver
         shutil.rmtree(leftover)
     work = folder.with_name(f".{folder.name}.{os.getpid()}")
     try:
@@ -65,21 +64,23 @@ def prepare(
 
 @contextmanager
 def _quiet_on_one_thread() -> Iterator[None]:
-    """No progress bars for files of half a megabyte; one thread, because sums differ in their last bits with more."""
+    """Turn progress bars off, and use one thread: with more, sums differ in their last bits."""
     threads, bars = torch.get_num_threads(), logging.is_progress_bar_enabled()
     torch.set_num_threads(1)
-    logging.disable_progress_bar()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         yield
     finally:
         torch.set_num_threads(threads)
         if bars:
-            logging.enable_progress_bar()
+            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
-def _is_done(folder: Path, made_from: Mapping[str, Any]) -> bool:
+def _is_done(folder: Path, made_from: Mapping[str, object]) -> bool:
     marker = folder / DONE
-    return marker.is_file() and json.loads(marker.read_text())["made_from"] == json.loads(json.dumps(made_from))
+    if not marker.is_file():
+        return False
+    return bool(json.loads(marker.read_text())["made_from"] == json.loads(json.dumps(made_from)))
 
 
 def _train(
@@ -104,13 +105,12 @@ def _train(
     return losses
 
 
-def batch(
-    tokenizer: PreTrainedTokenizerBase, examples: Sequence[tuple[list[dict[str, Any]], str]]
-) -> tuple[Tensor, Tensor]:
+def batch(tokenizer: PreTrainedTokenizerBase, examples: Demonstrations) -> tuple[Tensor, Tensor]:
     """Tokens and labels, both [B, T], padded on the right; only the answer and its end token have labels."""
     prompts, whole = [], []
     for messages, answer in examples:
-        prompt = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        chat = cast("list[dict[str, str]]", messages)
+        prompt = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
         prompts.append(prompt)
         whole.append(f"{prompt}{answer}{tokenizer.eos_token}")
     starts = [len(ids) for ids in tokenizer(prompts, add_special_tokens=False)["input_ids"]]

@@ -14,8 +14,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    PreTrainedModel,
+)
 from transformers import logging as transformers_logging
 
 from tqppo.errors import PreflightError
@@ -24,6 +31,7 @@ from tqppo.workers.compute.logprobs import TokenScores, token_logprobs
 from tqppo.workers.compute.microbatch import MicroBatch
 from tqppo.workers.specs import ModelSpec
 
+AutoClass = type[AutoModel] | type[AutoModelForCausalLM] | type[AutoModelForSequenceClassification]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -49,7 +57,7 @@ def layout_for(attention: str) -> str:
 class PolicyModel(nn.Module):
     """A causal language model that returns log-probabilities of chosen tokens instead of all logits."""
 
-    def __init__(self, causal_lm: Any) -> None:
+    def __init__(self, causal_lm: PreTrainedModel) -> None:
         super().__init__()
         self.causal_lm = causal_lm
         config = causal_lm.config.get_text_config()
@@ -75,7 +83,7 @@ class PolicyModel(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [N, H] → [N, V], with the scaling and capping that the architecture applies after its output layer."""
-        logits = self.causal_lm.get_output_embeddings()(hidden)
+        logits: Tensor = self.causal_lm.get_output_embeddings()(hidden)  # type: ignore[no-untyped-call]
         if self._scale != 1.0:
             logits = logits * self._scale
         if self._softcap:
@@ -86,7 +94,7 @@ class PolicyModel(nn.Module):
 class ValueModel(nn.Module):
     """A backbone with one value per position, initialised to 0 everywhere."""
 
-    def __init__(self, backbone: Any) -> None:
+    def __init__(self, backbone: PreTrainedModel) -> None:
         super().__init__()
         self.backbone = backbone
         self.value_head = nn.Linear(backbone.config.get_text_config().hidden_size, 1)
@@ -95,27 +103,30 @@ class ValueModel(nn.Module):
 
     def forward(self, micro: MicroBatch) -> Tensor:
         """The value before each of the micro-batch's tokens: [N]."""
-        return self.value_head(_hidden(self.backbone, micro)).squeeze(-1).float()
+        values: Tensor = self.value_head(_hidden(self.backbone, micro))
+        return values.squeeze(-1).float()
 
 
 class ScoreModel(nn.Module):
     """A sequence-classification model with one label: its score at the last token of each row."""
 
-    def __init__(self, classifier: Any) -> None:
+    def __init__(self, classifier: PreTrainedModel) -> None:
         super().__init__()
         self.classifier = classifier
 
     def forward(self, micro: MicroBatch) -> Tensor:
         """[b]; the micro-batch's outputs are the rows' last positions."""
-        return self.classifier.score(_hidden(self.classifier.base_model, micro)).squeeze(-1).float()
+        head = self.classifier.get_submodule("score")
+        scores: Tensor = head(_hidden(self.classifier.base_model, micro))
+        return scores.squeeze(-1).float()
 
 
-def _hidden(backbone: Any, micro: MicroBatch) -> Tensor:
+def _hidden(backbone: nn.Module, micro: MicroBatch) -> Tensor:
     """Hidden states of the micro-batch's outputs: [N, H]."""
     inputs = {} if micro.position_ids is None else {"position_ids": micro.position_ids}
     if micro.response is not None:
         inputs["attention_mask"] = shared_prompts.attention_mask(micro.response)
-    hidden = backbone(input_ids=micro.input_ids, use_cache=False, **inputs).last_hidden_state
+    hidden: Tensor = backbone(input_ids=micro.input_ids, use_cache=False, **inputs).last_hidden_state
     return hidden.flatten(0, 1).index_select(0, micro.outputs)
 
 
@@ -142,10 +153,10 @@ def load_score_model(spec: ModelSpec, device: torch.device) -> ScoreModel:
     return ScoreModel(classifier)
 
 
-def _pretrained(auto_class: Any, spec: ModelSpec, device: torch.device) -> Any:
-    transformers_logging.disable_progress_bar()
+def _pretrained(auto_class: AutoClass, spec: ModelSpec, device: torch.device) -> PreTrainedModel:
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
-        model = auto_class.from_pretrained(
+        model: PreTrainedModel = auto_class.from_pretrained(
             spec.path,
             dtype=torch.float32,  # of the parameters; FSDP sets the type of the computation
             attn_implementation=attention_kernel(spec.attention, device),
@@ -158,7 +169,7 @@ def _pretrained(auto_class: Any, spec: ModelSpec, device: torch.device) -> Any:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         model.train()  # transformers checkpoints only in training mode; dropout is off by now
     else:
-        model.eval()
+        model.eval()  # type: ignore[no-untyped-call]
     return model
 
 
@@ -194,13 +205,14 @@ def add_lora(model: PolicyModel, spec: ModelSpec, *, seed: int) -> None:
     from peft import LoraConfig, inject_adapter_in_model
 
     targets = spec.lora_targets[0] if spec.lora_targets == ("all-linear",) else list(spec.lora_targets)
-    settings: dict[str, Any] = {"r": spec.lora_rank, "lora_alpha": spec.lora_alpha, "target_modules": targets}
+    alpha: Any = spec.lora_alpha  # declared as an integer, used as a factor
+    settings = LoraConfig(r=spec.lora_rank, lora_alpha=alpha, target_modules=targets, lora_dropout=0.0)
     model.requires_grad_(False)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        inject_adapter_in_model(LoraConfig(**settings, lora_dropout=0.0), model.causal_lm)
+        inject_adapter_in_model(settings, model.causal_lm)
     if spec.gradient_checkpointing:
-        model.causal_lm.enable_input_require_grads()
+        model.causal_lm.enable_input_require_grads()  # type: ignore[no-untyped-call]
 
 
 @contextmanager
@@ -228,7 +240,7 @@ def shard(model: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Modu
         return model.to(device)
     if not dist.is_initialized():
         raise PreflightError(f"model.dtype {dtype} needs FSDP, which needs a process group")
-    mesh = dist.init_device_mesh(device.type, (size,))
+    mesh = init_device_mesh(device.type, (size,))
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     for block in _blocks(model):
         fully_shard(block, mesh=mesh, mp_policy=policy)
