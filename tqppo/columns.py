@@ -76,6 +76,7 @@ def _declare_own() -> None:
         Column("teacher_ids", sequence, "int32", trailing=(None,)),
         Column("teacher_logprobs", sequence, trailing=(None,)),
         Column("old_logprobs", response),
+        Column("sum_pi_squared", response),  # Σ p² over the vocabulary, of the old policy
         Column("ref_logprobs", response),
         Column("values", response),
         Column("advantages", response),

@@ -30,6 +30,7 @@ class Features:
     has_loss_mask: bool = False
     has_session_weights: bool = False
     has_greedy_baseline: bool = False  # ReMax samples one greedy session per prompt
+    has_token_baseline: bool = False  # the optimal token baselines weigh tokens by Σ p² of the old policy
     filters_groups: bool = False
     has_teachers: bool = False
     teacher_top_k: int = 0  # tokens of the teacher's distribution per position; 0: the sampled token only
@@ -104,7 +105,7 @@ SCORE = Stage(
 OLD_LOGPROBS = Stage(
     "actor.old_logprobs",
     reads_when=_columns("tokens", "response_mask"),
-    writes_when=_columns("old_logprobs"),
+    writes_when=_columns("old_logprobs", sum_pi_squared=lambda f: f.has_token_baseline),
     runs_when=lambda f: f.recomputes_old_logprobs and f.needs_old_policy,
 )
 REFERENCE_LOGPROBS = Stage(
@@ -130,6 +131,7 @@ ESTIMATE = Stage(
         ref_logprobs=lambda f: f.kl_in_reward,
         values=lambda f: f.uses_values,
         baseline_reward=lambda f: f.has_greedy_baseline,
+        sum_pi_squared=lambda f: f.has_token_baseline,
     ),
     writes_when=_columns(
         "advantages",

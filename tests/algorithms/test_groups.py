@@ -5,21 +5,33 @@ import torch
 from torch import Tensor
 
 from tqppo.algorithms.advantages import to_tokens
-from tqppo.algorithms.groups import GROUP_ESTIMATORS, Rows, dr_grpo, estimate_groups, gpg, grpo, opo, rloo
+from tqppo.algorithms.groups import (
+    GROUP_ESTIMATORS,
+    RowGroups,
+    dr_grpo,
+    estimate_groups,
+    gpg,
+    grpo,
+    grpo_passk,
+    opo,
+    rloo,
+)
 
 REWARDS = torch.tensor([100.0, 10.0, 400.0, 300.0, 22.0, 38.0])
 MASK = torch.tensor([[1, 0, 0, 0], [1, 1, 1, 1], [1, 0, 1, 0], [0, 1, 0, 1], [1, 1, 0, 1], [0, 0, 0, 0]]).bool()
 
 
-def rows(group: list[int], session: list[int] | None = None, final: list[int] | None = None, padding: int = 0) -> Rows:
+def rows(
+    group: list[int], session: list[int] | None = None, final: list[int] | None = None, padding: int = 0
+) -> RowGroups:
     count = len(group)
     session = session if session is not None else list(range(count))
     is_final = torch.tensor(final).bool() if final is not None else torch.ones(count, dtype=torch.bool)
     is_padding = torch.arange(count) >= count - padding
-    return Rows(torch.tensor(group), torch.tensor(session), is_final, is_padding, torch.full((count,), 4))
+    return RowGroups(torch.tensor(group), torch.tensor(session), is_final, is_padding, torch.full((count,), 4))
 
 
-def scalars(estimator, reward: list[float], who: Rows, **options) -> list[float]:
+def scalars(estimator, reward: list[float], who: RowGroups, **options) -> list[float]:
     return estimate_groups(estimator, torch.tensor(reward, dtype=torch.float32), who, **options).scalars.tolist()
 
 
@@ -35,6 +47,13 @@ def test_a_group_of_two_right_and_two_wrong_worked_by_hand():
     close(scalars(gpg, [1, 0, 0, 1], one_group), [1.0, -1.0, -1.0, 1.0])
     tokens = torch.tensor([1, 2, 3, 4])  # baseline (1 + 4) / 10
     close(scalars(opo, [1, 0, 0, 1], one_group, num_tokens=tokens), [0.5, -0.5, -0.5, 0.5])
+
+
+def test_pass_at_k_rewards_only_the_best_session_and_no_tie():
+    one_group = rows([5, 5, 5])
+    std = torch.tensor([3.0, 1.0, 0.0]).std().item()
+    close(scalars(grpo_passk, [3, 1, 0], one_group), [2 / (std + 1e-6), 0.0, 0.0])
+    close(scalars(grpo_passk, [3, 3, 0], one_group), [0.0, 0.0, 0.0])
 
 
 def test_each_row_its_own_session_is_plain_grpo():
@@ -65,7 +84,6 @@ def test_a_single_session_gets_0_or_its_raw_reward_and_is_counted(name):
     estimator = GROUP_ESTIMATORS[name]
     found = estimate_groups(estimator, torch.tensor([0.7, 1.0, 0.0]), who)
     assert found.scalars[0] == 0.0
-    assert found.informative.tolist() == [False, True, True]
     assert found.metrics["training/groups_single_session"] == 1
     close(scalars(estimator, [0.7, 1.0, 0.0], who, single_session="raw")[:1], [0.7])
 
@@ -74,7 +92,6 @@ def test_a_single_session_gets_0_or_its_raw_reward_and_is_counted(name):
 def test_equal_rewards_give_exactly_0_and_are_counted(name):
     found = estimate_groups(GROUP_ESTIMATORS[name], torch.tensor([0.1, 0.1, 0.1, 1.0, 0.0]), rows([0, 0, 0, 1, 1]))
     assert found.scalars[:3].tolist() == [0.0, 0.0, 0.0]
-    assert not found.informative[:3].any()
     assert found.metrics == {
         "training/groups": 2.0,
         "training/groups_single_session": 0.0,

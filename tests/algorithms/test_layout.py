@@ -6,18 +6,18 @@ import torch
 from tqppo.algorithms import layout
 
 
-def test_blanking_removes_value_and_gradient_whatever_stood_there():
+def test_a_masked_token_has_neither_value_nor_gradient_whatever_it_was():
     values = torch.tensor([1.0, torch.nan, -torch.inf, -2.0], requires_grad=True)
     mask = torch.tensor([True, False, False, True])
-    found = layout.blank(mask, values)
+    found = layout.apply_mask(mask, values)
     (found * torch.tensor([3.0, torch.nan, torch.inf, 5.0])).nan_to_num().sum().backward()
     assert found.tolist() == [1.0, 0.0, 0.0, -2.0]
     assert values.grad.tolist() == [3.0, 0.0, 0.0, 5.0]
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-def test_blanking_knows_every_float(dtype):
-    found = layout.blank(torch.tensor([True, False]), torch.tensor([1.5, 2.5], dtype=dtype))
+def test_masking_keeps_every_float_type(dtype):
+    found = layout.apply_mask(torch.tensor([True, False]), torch.tensor([1.5, 2.5], dtype=dtype))
     assert found.dtype == dtype
     assert found.tolist() == [1.5, 0.0]
 
@@ -44,9 +44,8 @@ def test_ragged_columns_are_jagged_whatever_their_lengths(lengths):
     values, lengths = torch.arange(sum(lengths)), torch.tensor(lengths)
     nested = layout.to_nested(values, lengths)
     assert nested.layout == torch.jagged
-    back, back_lengths = layout.from_nested(nested)
-    assert back.tolist() == values.tolist()
-    assert back_lengths.tolist() == lengths.tolist()
+    assert nested.values().tolist() == values.tolist()
+    assert nested.offsets().diff().tolist() == lengths.tolist()
 
 
 def test_whitening_one_token_leaves_it_alone_and_none_is_fine():

@@ -4,7 +4,17 @@ import pytest
 import torch
 
 from tqppo.algorithms import kl
-from tqppo.algorithms.losses import POLICY_LOSSES, PolicyOptions, PolicyTokens, entropy, ppo, value_loss
+from tqppo.algorithms.losses import (
+    LEARNS_WITHOUT_ADVANTAGE,
+    POLICY_LOSSES,
+    PolicyOptions,
+    PolicyTokens,
+    dppo,
+    dro,
+    gspo,
+    ppo,
+    value_loss,
+)
 
 
 def tokens(logprobs, old, advantages, mask=None, lengths=None, weights=None) -> PolicyTokens:
@@ -24,6 +34,55 @@ def test_ppo_with_clip_higher_and_dual_clip_worked_by_hand():
 def test_dual_clip_can_be_off():
     found = ppo(tokens(torch.tensor([5.0]).log(), torch.zeros(1), torch.tensor([-1.0])), PolicyOptions(clip_dual=0.0))
     torch.testing.assert_close(found.losses, torch.tensor([5.0]))
+
+
+def test_gspo_bounds_the_mean_of_a_sequence_and_not_its_tokens():
+    """Log-ratios 30 and −29.8 have the mean 0.1; with tokens clamped to ±20 it would be 0."""
+    given = tokens(torch.tensor([30.0, -29.8]), torch.zeros(2), torch.ones(2))
+    torch.testing.assert_close(gspo(given, PolicyOptions()).losses, -torch.full((2,), 0.1).exp())
+    extreme = tokens(torch.tensor([60.0, 0.0]), torch.zeros(2), -torch.ones(2))
+    torch.testing.assert_close(gspo(extreme, PolicyOptions()).losses, torch.full((2,), 10.0).exp())
+
+
+def test_dppo_drops_tokens_whose_probability_moved_too_far_the_way_they_are_pushed():
+    """Probabilities 0.4 → 0.7 and 0.4 → 0.5, advantages up and down: only the first, pushed up, is dropped."""
+    new, old = torch.tensor([0.7, 0.7, 0.5]), torch.tensor([0.4, 0.4, 0.4])
+    advantages = torch.tensor([1.0, -1.0, 1.0])
+    given = tokens(new.log(), old.log(), advantages)
+    found = dppo(given, PolicyOptions(), divergence="tv")
+    expected = -advantages * torch.tensor([0.0, 1.75, 1.25]) * new.log()
+    torch.testing.assert_close(found.losses, expected)
+    assert float(found.sums["actor/pg_clipfrac"]) == 1
+    # KL of (0.4, 0.6) from (0.7, 0.3) is 0.4·ln(4/7) + 0.6·ln 2 = 0.192, from (0.5, 0.5) 0.020.
+    close = PolicyOptions(clip_low=0.19, clip_high=0.19)
+    torch.testing.assert_close(dppo(given, close, divergence="kl").losses, expected)
+    far = dppo(given, PolicyOptions(clip_low=0.2, clip_high=0.2), divergence="kl")
+    assert float(far.sums["actor/pg_clipfrac"]) == 0
+
+
+def test_dppo_bounds_the_ratio_unless_the_bound_is_off():
+    given = tokens(torch.tensor([0.05]).log(), torch.tensor([0.01]).log(), torch.tensor([1.0]))
+    bounded = dppo(given, PolicyOptions(clip_dual=3.0), divergence="tv").losses
+    torch.testing.assert_close(bounded, -3.0 * torch.tensor([0.05]).log())
+    unbounded = dppo(given, PolicyOptions(clip_dual=0.0), divergence="tv").losses
+    torch.testing.assert_close(unbounded, -5.0 * torch.tensor([0.05]).log())
+
+
+def test_dro_worked_by_hand():
+    """−(2·(−1) − ½·0.5·(−1 + 3)²) = 2 + 1."""
+    logprobs = torch.tensor([-1.0], requires_grad=True)
+    found = dro(tokens(logprobs, torch.tensor([-3.0]), torch.tensor([2.0])), PolicyOptions(dro_beta=0.5))
+    torch.testing.assert_close(found.losses, torch.tensor([3.0]))
+    found.losses.sum().backward()
+    torch.testing.assert_close(logprobs.grad, torch.tensor([-2.0 + 0.5 * 2.0]))
+
+
+@pytest.mark.parametrize("name", POLICY_LOSSES)
+def test_only_the_named_losses_learn_from_tokens_without_advantage(name):
+    logprobs = torch.tensor([-1.0, -2.0], requires_grad=True)
+    given = tokens(logprobs, torch.tensor([-1.5, -1.0]), torch.zeros(2))
+    POLICY_LOSSES[name](given, PolicyOptions()).losses.sum().backward()
+    assert bool((logprobs.grad != 0).any()) == (name in LEARNS_WITHOUT_ADVANTAGE)
 
 
 def test_rollout_correction_multiplies_the_loss():
@@ -124,7 +183,3 @@ def test_value_loss_worked_by_hand():
     torch.testing.assert_close(values.grad, torch.tensor([0.0, 1.0, 0.0]))
     unclipped = value_loss(values, values, torch.tensor([1.0, 2.0, 0.0]), mask, clip=0.0)
     torch.testing.assert_close(unclipped.losses, torch.tensor([0.0, 0.5, 0.0]))
-
-
-def test_entropy_of_a_uniform_distribution_is_the_log_of_its_size():
-    torch.testing.assert_close(entropy(torch.zeros(2, 8)), torch.full((2,), 8.0).log())

@@ -8,17 +8,18 @@ import torch
 from torch import Tensor
 
 from tqppo.algorithms import advantages as adv
-from tqppo.algorithms import advantages_extra as extra
-from tqppo.algorithms.groups import Rows, dr_grpo, estimate_groups, gpg, grpo, opo, rloo
+from tqppo.algorithms.episodes import rewards_to_go
+from tqppo.algorithms.groups import EPSILON, RowGroups, dr_grpo, estimate_groups, gpg, grpo, grpo_passk, opo, rloo
 from tqppo.algorithms.layout import masked_mean, whiten
+from tqppo.algorithms.token_baseline import optimal_token_baseline
 
 
-def rows_of(case) -> Rows:
+def rows_of(case) -> RowGroups:
     """Each row its own session; groups by the case's index."""
     lengths = case.lengths()
     group = np.unique(case.inputs["index"], return_inverse=True)[1] if "index" in case.inputs else range(len(lengths))
     always = torch.ones(len(lengths), dtype=torch.bool)
-    return Rows(torch.as_tensor(group), torch.arange(len(lengths)), always, ~always, lengths)
+    return RowGroups(torch.as_tensor(group), torch.arange(len(lengths)), always, ~always, lengths)
 
 
 def scores(case) -> Tensor:
@@ -64,7 +65,8 @@ def test_gpg(case):
 @pytest.mark.oracle("adv.reinforce_plus_plus_baseline.")
 def test_reinforce_plus_plus_baseline(case):
     options = adv.EstimateOptions(single_session="raw")
-    found = adv.estimate("reinforce_plus_plus_baseline", scores(case), case.mask(), rows_of(case), options)
+    inputs = adv.EstimateInputs(scores(case), case.mask(), rows_of(case))
+    found = adv.estimate("reinforce_plus_plus_baseline", inputs, options)
     case.close(found.advantages, "advantages")
     case.close(found.returns, "returns")
 
@@ -73,26 +75,27 @@ def test_reinforce_plus_plus_baseline(case):
 def test_gae(case):
     """On purpose: 0 under the mask, where verl's returns carry the next token's value."""
     mask, lengths = case.mask(), case.lengths()
-    raw = adv.gae(case.flat("token_level_rewards"), case.flat("values"), mask, lengths, **case.params)
+    rewards, values = case.flat("token_level_rewards"), case.flat("values")
+    raw = adv.generalised_advantages(rewards, values, mask, lengths, **case.params)
     case.close(whiten(raw.advantages, mask), "advantages", where=mask, atol=1e-5)
     case.close(raw.returns, "returns", where=mask, atol=1e-5)
 
 
 @pytest.mark.oracle("adv.reinforce_plus_plus.")
 def test_reinforce_plus_plus(case):
-    found = adv.reinforce_plus_plus(case.flat("token_level_rewards"), case.mask(), case.lengths(), **case.params)
-    case.close(found.advantages, "advantages", atol=1e-5)
-    case.close(found.returns, "returns", atol=1e-5)
+    returns = rewards_to_go(case.flat("token_level_rewards"), case.mask(), case.lengths(), **case.params)
+    case.close(whiten(returns, case.mask()), "advantages", atol=1e-5)
+    case.close(returns, "returns", atol=1e-5)
 
 
 @pytest.mark.oracle("adv.remax.")
 def test_remax(case):
     """On purpose: 0 under the mask, where verl leaves the reward to go."""
     mask = case.mask()
-    baseline = torch.from_numpy(case.inputs["reward_baselines"])
-    found = adv.remax(case.flat("token_level_rewards"), baseline, mask, case.lengths())
-    case.close(found.advantages, "advantages", where=mask)
-    case.close(found.returns, "returns", where=mask)
+    baseline = torch.from_numpy(case.inputs["reward_baselines"]).repeat_interleave(case.lengths())
+    returns = rewards_to_go(case.flat("token_level_rewards"), mask, case.lengths())
+    case.close(returns - baseline, "advantages", where=mask)
+    case.close(returns, "returns", where=mask)
 
 
 @pytest.mark.oracle("multitraj.")
@@ -104,7 +107,7 @@ def test_multi_trajectory_grpo(case):
         last[uid, session] = max(last.get((uid, session), 0), int(trajectory))
     names = sorted(last)
     group = np.unique([uid for uid, _, _ in keys], return_inverse=True)[1]
-    rows = Rows(
+    rows = RowGroups(
         group=torch.as_tensor(group),
         session=torch.tensor([names.index((uid, session)) for uid, session, _ in keys]),
         is_final=torch.tensor([last[uid, session] == int(trajectory) for uid, session, trajectory in keys]),
@@ -129,39 +132,48 @@ def test_masked_mean_and_whitening(case):
     values, mask = case.flat("values"), case.mask("mask")
     case.close(masked_mean(values, mask), "mean")
     case.close(whiten(values, mask), "whiten", where=mask, atol=1e-5)
-    case.close(whiten(values, mask, shift=False), "whiten_noshift", where=mask, atol=1e-5)
     case.close(values[mask].sum(), "sum", atol=1e-5)
 
 
 @pytest.mark.oracle("adv.grpo_passk.")
 def test_grpo_passk(case):
-    """On purpose: a group of one gets 0, where verl raises."""
+    """On purpose: a group of one gets 0, where verl raises. verl can leave out the division by the deviation."""
+    estimator = grpo_passk
+    if not case.params["norm_adv_by_std_in_grpo"]:
 
-    def estimator(sessions):
-        return extra.grpo_passk(sessions, divide_by_std=case.params["norm_adv_by_std_in_grpo"])
+        def estimator(sessions):
+            return grpo_passk(sessions) * (sessions.std + EPSILON)
 
     check_group(case, estimate_groups(estimator, scores(case), rows_of(case)).scalars)
 
 
 @pytest.mark.oracle("adv.gdpo_single.")
 def test_gdpo_with_one_reward(case):
-    estimator = grpo if case.params["norm_adv_by_std_in_grpo"] else dr_grpo
-    found = extra.gdpo(scores(case)[:, None], torch.ones(1), case.mask(), rows_of(case), estimator=estimator)
-    case.close(found, "advantages", atol=1e-5)
-    case.close(found, "returns", atol=1e-5)
+    if not case.params["norm_adv_by_std_in_grpo"]:
+        pytest.skip("ours always divides by the deviation")
+    inputs = adv.EstimateInputs(scores(case), case.mask(), rows_of(case))
+    found = adv.estimate("gdpo", inputs, adv.EstimateOptions(single_session="raw"))
+    case.close(found.advantages, "advantages", atol=1e-5)
+    case.close(found.returns, "returns", atol=1e-5)
 
 
 @pytest.mark.oracle("adv.optimal_token_baseline.", "adv.tir_optimal_token_baseline.")
 def test_optimal_token_baseline(case):
-    mask = case.mask()
+    """On purpose: a row without a token that counts is no member of its group, where verl compares with it."""
+    if not case.params["handle_zero_tail"]:
+        pytest.skip("ours always takes no baseline beyond the end of all other rows")
+    mask, rows = case.mask(), rows_of(case)
     weights = 1 - 2 * case.flat("old_log_probs").exp() + case.flat("sum_pi_squared")
-    found = extra.optimal_token_baseline(
+    advantages, returns, is_compared = optimal_token_baseline(
         case.flat("token_level_rewards"),
         weights,
         mask,
-        rows_of(case),
-        by_turn=case.name.startswith("adv.tir"),
-        zero_tail=case.params["handle_zero_tail"],
+        rows.lengths,
+        rows.group,
+        skips_masked=case.name.startswith("adv.tir"),
     )
-    case.close(found.advantages, "advantages", where=mask, atol=1e-5)
-    case.close(found.returns, "returns", where=mask, atol=1e-5)
+    has_tokens = mask.view(len(rows.lengths), -1).any(1)
+    alone_by_mask = ~is_compared & (torch.bincount(rows.group)[rows.group] > 1) & has_tokens
+    comparable = mask & ~alone_by_mask.repeat_interleave(rows.lengths)
+    case.close(advantages, "advantages", where=comparable, atol=1e-5)
+    case.close(returns, "returns", where=mask, atol=1e-5)

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from tqppo import columns
-from tqppo.algorithms.balance import partition
 from tqppo.algorithms.padding import mini_batches, num_padding, padding_rows, required_multiple
 from tqppo.columns import Column, Kind
 from tqppo.errors import DataError, QueueError
@@ -31,14 +30,15 @@ def test_a_batch_without_rows_is_an_error_not_a_batch_of_padding():
 
 
 def test_padding_rows_come_from_the_declarations():
-    trailing = dict.fromkeys(("tokens", "response_mask", "rollout_logprobs", "reward", "extra"), ())
+    columns.declare(Column("test_note", Kind.JSON, neutral=None))
+    trailing = dict.fromkeys(("tokens", "response_mask", "rollout_logprobs", "reward", "test_note"), ())
     found = padding_rows(3, trailing | {"teacher_ids": (4,), "routed_experts": (2, 8)}, step=7)
     assert found.keys == ["pad7_0_0", "pad7_1_0", "pad7_2_0"]
     assert all(
         tag["is_padding"] and (tag["prompt_len"], tag["response_len"], tag["seq_len"]) == (1, 1, 2)
         for tag in found.tags
     )
-    assert "extra" not in found.columns
+    assert "test_note" not in found.columns
     shapes = {name: [tuple(row.shape) for row in found.columns[name].unbind()] for name in found.columns}
     assert shapes["tokens"] == [(2,)] * 3
     assert shapes["response_mask"] == [(1,)] * 3
@@ -84,13 +84,3 @@ def test_the_cut_of_real_rows_does_not_depend_on_how_much_padding_there_is():
         return [part[~is_padding[part]].tolist() for part in mini_batches(is_padding, 2)]
 
     assert cut(0) == cut(2) == cut(6)
-
-
-@pytest.mark.parametrize("ranks", [2, 3, 4])
-def test_padding_is_spread_over_the_ranks(ranks):
-    costs = [*(100.0 + 13 * i for i in range(10)), *([2.0] * (-10 % ranks + ranks))]
-    is_padding = [i >= 10 for i in range(len(costs))]
-    parts = partition(costs, ranks, is_padding=is_padding)
-    assert {len(part) for part in parts} == {len(costs) // ranks}
-    reals = [sum(i < 10 for i in part) for part in parts]
-    assert max(reals) - min(reals) <= 1

@@ -23,7 +23,7 @@ from torch import Tensor
 from tqppo.algorithms import advantages as adv
 from tqppo.algorithms import balance, correction, kl
 from tqppo.algorithms.aggregate import aggregate, normalisers
-from tqppo.algorithms.groups import GROUP_ESTIMATORS, Rows
+from tqppo.algorithms.groups import GROUP_ESTIMATORS, RowGroups
 from tqppo.algorithms.losses import POLICY_LOSSES, PolicyOptions, PolicyTokens, value_loss
 
 B = T = 1024
@@ -44,7 +44,7 @@ OLD = LOGPROBS + 0.1 * torch.randn(B, T)
 GROUPS = torch.arange(B) // GROUP
 UIDS = np.array([f"prompt{int(group)}" for group in GROUPS])
 ALWAYS = torch.ones(B, dtype=torch.bool)
-ROWS = Rows(GROUPS, torch.arange(B), ALWAYS, ~ALWAYS, LENGTHS)
+ROWS = RowGroups(GROUPS, torch.arange(B), ALWAYS, ~ALWAYS, LENGTHS)
 
 
 def install_peer() -> None:
@@ -69,20 +69,22 @@ def estimators(core: Any) -> dict[str, Pair]:
     options = adv.EstimateOptions(gamma=0.99, lam=0.95, single_session="raw")
     config = type("Algorithm", (), {"gamma": 0.99, "get": lambda self, key, default=None: default})()
 
-    def pair(theirs: Callable[..., Any], name: str, critic: Tensor | None = None, **more: Any) -> Pair:
+    flat_values, baseline = VALUES.reshape(-1), 0.5 * REWARD
+    inputs = adv.EstimateInputs(REWARD, FLAT_MASK, ROWS, values=flat_values, baseline_reward=baseline)
+
+    def pair(theirs: Callable[..., Any], name: str, **more: Any) -> Pair:
         return (
             lambda: theirs(token_level_rewards=TOKEN_REWARDS, response_mask=FLOAT_MASK, **more)[0] * FLOAT_MASK,
-            lambda: adv.estimate(name, REWARD, FLAT_MASK, ROWS, options, critic=critic).advantages,
+            lambda: adv.estimate(name, inputs, options).advantages,
         )
 
-    flat_values, baseline = VALUES.reshape(-1), 0.5 * REWARD
     grouped = {"index": UIDS, "config": config}
     found = {
-        "gae": pair(core.compute_gae_advantage_return, "gae", flat_values, values=VALUES, gamma=0.99, lam=0.95),
+        "gae": pair(core.compute_gae_advantage_return, "gae", values=VALUES, gamma=0.99, lam=0.95),
         "reinforce_plus_plus": pair(
             core.compute_reinforce_plus_plus_outcome_advantage, "reinforce_plus_plus", config=config
         ),
-        "remax": pair(core.compute_remax_outcome_advantage, "remax", baseline, reward_baselines=baseline),
+        "remax": pair(core.compute_remax_outcome_advantage, "remax", reward_baselines=baseline),
         "group: grpo": pair(core.compute_grpo_outcome_advantage, "grpo", **grouped),
         "group: grpo (verl's vectorised)": pair(core.compute_grpo_vectorized_outcome_advantage, "grpo", **grouped),
         "group: rloo (verl's vectorised)": pair(core.compute_rloo_vectorized_outcome_advantage, "rloo", **grouped),

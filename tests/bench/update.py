@@ -2,7 +2,11 @@
 
 `make bench-update`. Workloads: rows like the quickstart's (256 of about 13 tokens), rows of 16–512 tokens, and groups
 of 8 with one prompt, which the actor computes once for all eight.
-The bare loop knows the cuts beforehand and does nothing but forward, backward, clip and AdamW.
+The bare loop gets the cuts ready-made and does nothing but forward, backward, clip and AdamW.
+
+Two more tables show what stays simple: the share of an update that the policy loss takes, which bounds what derivatives
+worked out by hand could gain, and the imbalance that the greedy split over ranks leaves, which bounds what a finer
+search could gain.
 """
 
 from __future__ import annotations
@@ -13,13 +17,15 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from harness import interleaved, publish
+from harness import interleaved, publish, show
 
+from tqppo.algorithms import balance
 from tqppo.algorithms.layout import to_nested
+from tqppo.algorithms.losses import POLICY_LOSSES, PolicyOptions, PolicyTokens
 from tqppo.tiny.model import write_tiny_model
 from tqppo.workers.actor import Actor
 from tqppo.workers.compute import microbatch
-from tqppo.workers.compute.microbatch import Cut, MicroBatch, Rows
+from tqppo.workers.compute.microbatch import FlatRows, MicroBatch, MicroBatchCut
 from tqppo.workers.specs import ModelSpec, OptimizerSpec, RoleSpec
 
 MINI_BATCHES = 2
@@ -27,7 +33,7 @@ BUDGET = 16_384
 
 
 def make_rows(sequences: list[int], responses: list[int], *, group: int = 1) -> dict[str, Any]:
-    """Rows of these lengths; each `group` of them begins with one prompt."""
+    """FlatRows of these lengths; each `group` of them begins with one prompt."""
     generator = torch.Generator().manual_seed(0)
     lengths, total = torch.tensor(responses), sum(responses)
     tokens = torch.randint(0, 256, (sum(sequences),), generator=generator)
@@ -49,17 +55,17 @@ def make_rows(sequences: list[int], responses: list[int], *, group: int = 1) -> 
 class PaddedActor(Actor):
     """The same actor, its rows in the order they come and padded to the longest of the batch."""
 
-    def micro_batches(self, rows: Rows, chosen: torch.Tensor) -> list[Cut]:
+    def micro_batches(self, rows: FlatRows, chosen: torch.Tensor) -> list[MicroBatchCut]:
         self.width = int(rows.lengths.max()) - 1
-        return [Cut.apart(part) for part in chosen.split(max(1, self.spec.micro_batch_tokens // self.width))]
+        return [MicroBatchCut.apart(part) for part in chosen.split(max(1, self.spec.micro_batch_tokens // self.width))]
 
-    def build(self, rows: Rows, cut: Cut, keep: torch.Tensor | None = None) -> MicroBatch:
+    def build(self, rows: FlatRows, cut: MicroBatchCut, keep: torch.Tensor | None = None) -> MicroBatch:
         return microbatch.build(rows, cut, keep=keep, width=self.width)
 
 
 def bare_loop(actor: Actor, rows: dict[str, Any]) -> Callable[[], None]:
     """Forward and backward over the cuts that the actor would choose, worked out beforehand."""
-    flat = Rows.of(rows)
+    flat = FlatRows.of(rows)
     halves = [
         [microbatch.build(flat, cut) for cut in actor.micro_batches(flat, half)]
         for half in torch.arange(len(flat)).tensor_split(MINI_BATCHES)
@@ -98,7 +104,7 @@ def measure(name: str, rows: dict[str, Any], *, count: int, repeats: int) -> lis
         ours, padded, plain = Actor(spec), PaddedActor(spec), Actor(spec)
         for actor in (ours, padded, plain):
             actor.start()
-        plain.dear = 0  # every row for itself
+        plain.attention_pairs_per_token = 0  # every row for itself
     half = len(rows["tokens"]) // MINI_BATCHES
     sizes = [half] * MINI_BATCHES
     alternatives = {
@@ -110,6 +116,57 @@ def measure(name: str, rows: dict[str, Any], *, count: int, repeats: int) -> lis
     tokens = int(rows["tokens"].offsets()[-1])
     cpu = {key: timing.cpu / count for key, timing in timings.items()}
     return [name, tokens, tokens / cpu["ours"], cpu["ours"], cpu["padded"] / cpu["ours"], cpu["bare"] / cpu["ours"]]
+
+
+def loss_shares() -> list[tuple[Any, ...]]:
+    """Forward and backward of the loss alone, on as many tokens as the update has, against the whole update."""
+    draw = random.Random(0)
+    short, longer = [draw.randint(11, 15) for _ in range(256)], [draw.randint(16, 128) for _ in range(32)]
+    return [
+        loss_share("quickstart", make_rows(short, [n - 7 for n in short]), {}),
+        loss_share(
+            "10M", make_rows(longer, [n - 8 for n in longer]), {"hidden_size": 320, "num_layers": 8, "num_heads": 5}
+        ),
+    ]
+
+
+def loss_share(name: str, rows: dict[str, Any], sizes: dict[str, int]) -> tuple[Any, ...]:
+    with tempfile.TemporaryDirectory() as folder:
+        model = ModelSpec(str(write_tiny_model(folder, **sizes)))
+        actor = Actor(RoleSpec(model, OptimizerSpec(lr=1e-6), micro_batch_tokens=BUDGET))
+        actor.start()
+    lengths = rows["advantages"].offsets().diff()
+    logprobs = torch.full((int(lengths.sum()),), -5.5).requires_grad_()
+    mask = torch.ones_like(logprobs, dtype=torch.bool)
+    given = PolicyTokens(logprobs, rows["old_logprobs"].values(), rows["advantages"].values(), mask, lengths)
+
+    def loss() -> None:
+        for _ in range(100):
+            POLICY_LOSSES["ppo"](given, PolicyOptions()).losses.sum().backward()
+
+    timings = interleaved({"update": lambda: actor.update(rows, step=1), "loss": loss}, repeats=5)
+    update_s, loss_s = timings["update"].cpu, timings["loss"].cpu / 100
+    return name, update_s * 1e3, loss_s * 1e3, loss_s / update_s
+
+
+def imbalances() -> list[tuple[Any, ...]]:
+    draw = random.Random(0)
+    lengths = {
+        "16–512, uniform": [draw.randint(16, 512) for _ in range(256)],
+        "about 500, log-normal": [min(8000, int(draw.lognormvariate(6, 0.9)) + 16) for _ in range(256)],
+    }
+    found = []
+    for name, each in lengths.items():
+        costs = [float(balance.workload(n)) for n in each]
+        for ranks in (2, 4, 8):
+            in_order = [list(part) for part in torch.arange(len(costs)).tensor_split(ranks)]
+            found.append((name, ranks, imbalance(costs, in_order), imbalance(costs, balance.partition(costs, ranks))))
+    return found
+
+
+def imbalance(costs: list[float], parts: list[list[int]]) -> float:
+    sums = [sum(costs[int(i)] for i in part) for part in parts]
+    return max(sums) * len(sums) / sum(sums) - 1
 
 
 def main() -> None:
@@ -129,6 +186,12 @@ def main() -> None:
     names = ("workload", "tokens", "tokens_per_cpu_s", "cpu_s", "vs_padded", "vs_bare")
     figures = [dict(zip(names, row, strict=True)) for row in rows]
     publish("update", "actor.update, one thread, CPU-seconds", header, rows, figures)
+    show("share of the policy loss in an update", ("model", "update ms", "loss ms", "share (≤ 0.1)"), loss_shares())
+    show(
+        "imbalance over ranks: longest over mean − 1, of 256 rows",
+        ("lengths", "ranks", "in order", "greedy (≤ 0.1)"),
+        imbalances(),
+    )
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from tqppo.dataflow import Features
 from tqppo.errors import CheckpointError, PreflightError
 from tqppo.tiny.model import write_tiny_model
 from tqppo.workers.actor import Actor
-from tqppo.workers.compute.microbatch import Rows
+from tqppo.workers.compute.microbatch import FlatRows
 from tqppo.workers.specs import ModelSpec, OptimizerSpec, PolicyLossSpec, RoleSpec
 
 MakeActor = Callable[..., Actor]
@@ -71,6 +71,9 @@ LOSSES = [
         "policy_loss": PolicyLossSpec(name="sapo", aggregate="session-mean", kl="k2", kl_coef=0.1),
         "features": Features(kl_in_loss=True, has_session_weights=True),
     },
+    {"policy_loss": PolicyLossSpec(name="dppo_tv"), "features": Features(has_correction_weights=True)},
+    {"policy_loss": PolicyLossSpec(name="dppo_kl", aggregate="seq-mean-token-mean")},
+    {"policy_loss": PolicyLossSpec(name="dro")},
 ]
 ids = [f"{each['policy_loss'].name}-{each['policy_loss'].aggregate}" for each in LOSSES]
 
@@ -90,7 +93,7 @@ def test_an_update_does_not_depend_on_the_micro_batches(make_actor: MakeActor, r
 
 
 def _flat(rows: Columns) -> Any:
-    return Rows.of(rows)
+    return FlatRows.of(rows)
 
 
 @pytest.mark.parametrize("loss", LOSSES, ids=ids)

@@ -1,19 +1,55 @@
-"""Advantages and returns per token, for every estimator. The estimator worker calls `estimate`.
+"""Advantages and returns per token. `ADVANTAGES` is the table behind `algorithm.advantage`; workers call `estimate`.
 
-Group estimators (`groups`) give each row one scalar. Token estimators (gae, reinforce_plus_plus, remax) see a session
-as one episode: its rows follow one another, and the reward comes at the episode's last token that counts.
+Group estimators (`groups`) give each row one scalar. Token estimators (gae, reinforce_plus_plus, remax and the optimal
+token baselines) treat a session as one episode (`episodes`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from tqppo.algorithms.groups import GROUP_ESTIMATORS, Fallback, Metrics, Rows, dr_grpo, estimate_groups
-from tqppo.algorithms.layout import bit_mask, blank, blank_, first_sums, per_token, row_counts, row_sum, whiten
+from tqppo.algorithms.episodes import Grid, episode_lengths, rewards_to_go, session_reward, token_rewards
+from tqppo.algorithms.groups import (
+    GROUP_ESTIMATORS,
+    GroupEstimate,
+    RowGroups,
+    SingleSession,
+    estimate_gdpo,
+    estimate_groups,
+)
+from tqppo.algorithms.layout import apply_mask, per_token, row_counts, whiten
 from tqppo.algorithms.scan import discounted_sums
+from tqppo.algorithms.token_baseline import optimal_token_baseline
+from tqppo.protocols import Metrics
+
+
+@dataclass(frozen=True, slots=True)
+class EstimateInputs:
+    """The columns that estimators read: [B] per row, [N] per response token. Each estimator uses some of them."""
+
+    reward: Tensor  # [B], read on final rows: the reward of their session
+    mask: Tensor  # [N] bool
+    rows: RowGroups
+    penalty: Tensor | None = None  # [N], β·KL, taken off the reward
+    reward_terms: Sequence[tuple[float, Tensor]] = ()  # gdpo: weights and terms [B] that add up to `reward`
+    values: Tensor | None = None  # [N], gae
+    baseline_reward: Tensor | None = None  # [B], remax: the reward of a greedy session of the same prompt
+    old_logprobs: Tensor | None = None  # [N], optimal token baselines
+    sum_pi_squared: Tensor | None = None  # [N], optimal token baselines: Σ p² over the vocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class EstimateOptions:
+    """Options of the estimators, named like the settings of the config's `algorithm` section."""
+
+    gamma: float = 1.0
+    lam: float = 0.95
+    single_session: SingleSession = "zero"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,63 +61,31 @@ class Estimate:
     metrics: Metrics = field(default_factory=dict)
 
 
-def session_reward(reward: Tensor, rows: Rows, penalty: Tensor, mask: Tensor) -> Tensor:
-    """`reward` [B] minus the penalty [N] (β·KL) summed over all rows of the session; to be read on final rows."""
-    per_row = row_sum(blank(mask, penalty), rows.lengths) * ~rows.is_padding  # [B]
-    ids, which = torch.unique(rows.session, return_inverse=True)
-    return reward - per_row.new_zeros(ids.numel()).index_add_(0, which, per_row)[which]
+Estimator = Callable[[EstimateInputs, EstimateOptions], Estimate]
 
 
-def episode_lengths(rows: Rows) -> Tensor:
-    """How many tokens each session has in the flat vector, in the order of the rows."""
-    ids, which, counts = torch.unique_consecutive(rows.session, return_inverse=True, return_counts=True)
-    assert ids.numel() == torch.unique(ids).numel(), "rows of a session must follow one another"
-    return rows.lengths.new_zeros(counts.numel()).index_add_(0, which, rows.lengths)
+def estimate(name: str, inputs: EstimateInputs, options: EstimateOptions) -> Estimate:
+    """Compute advantages with the estimator called `name`; padding rows influence nothing and get 0."""
+    assert name in ADVANTAGES, f"unknown advantage estimator {name!r}; known: {', '.join(ADVANTAGES)}"
+    rows = inputs.rows
+    if bool(rows.is_padding.any()):
+        inputs = replace(inputs, mask=inputs.mask & per_token(~rows.is_padding, rows.lengths))
+    return ADVANTAGES[name](inputs, options)
 
 
-def token_rewards(reward: Tensor, rows: Rows, mask: Tensor, penalty: Tensor | None = None) -> Tensor:
-    """The final row's reward [B] at the session's last token that counts, minus `penalty` [N] on every token: [N]."""
-    episodes = episode_lengths(rows)
-    finals = rows.is_final & ~rows.is_padding
-    _, which = torch.unique_consecutive(rows.session, return_inverse=True)
-    rewards = reward.new_zeros(episodes.numel()).index_add_(0, which[finals], reward[finals])  # [S]
-    seen, ends = mask.cumsum(0, dtype=torch.int32), episodes.cumsum(0)
-    last = torch.searchsorted(seen, first_sums(seen, ends))  # [S], where the count of the episode's end is reached
-    found = first_sums(seen, ends) > first_sums(seen, ends - episodes)
-    tokens = reward.new_zeros(mask.numel())
-    tokens[last[found]] = rewards[found]
-    return tokens if penalty is None else tokens.sub_(blank(mask, penalty))
+def gae(inputs: EstimateInputs, options: EstimateOptions) -> Estimate:
+    """Generalised advantage estimates, whitened over the batch; the returns are not."""
+    assert inputs.values is not None, "gae needs values"
+    rewards = token_rewards(inputs.reward, inputs.rows, inputs.mask, inputs.penalty)
+    episodes = episode_lengths(inputs.rows)
+    raw = generalised_advantages(rewards, inputs.values, inputs.mask, episodes, gamma=options.gamma, lam=options.lam)
+    return replace(raw, advantages=whiten(raw.advantages, inputs.mask))
 
 
-@dataclass(frozen=True, slots=True)
-class Grid:
-    """The tokens that count as [episodes, longest], each row from the left: masked tokens take no step."""
-
-    cell: Tensor  # [N], each token's place in the flattened grid, counted from 1; 0 where the mask is false
-    shape: tuple[int, int]
-
-    @staticmethod
-    def of(mask: Tensor, lengths: Tensor) -> Grid:
-        ends = lengths.cumsum(0)
-        seen = mask.cumsum(0)
-        before = first_sums(seen, ends - lengths)
-        width = int((first_sums(seen, ends) - before).max()) if lengths.numel() else 0
-        first = torch.arange(lengths.numel(), device=mask.device) * width - before
-        cell = seen.add_(per_token(first, lengths)).bitwise_and_(bit_mask(mask, torch.int64))
-        return Grid(cell, (lengths.numel(), width))
-
-    def fill(self, values: Tensor) -> Tensor:
-        """[N] → [episodes, longest], 0 where a row has ended."""
-        cells = values.new_zeros(self.shape[0] * self.shape[1] + 1)
-        return cells.scatter_(0, self.cell, values)[1:].view(self.shape)
-
-    def read(self, grid: Tensor) -> Tensor:
-        """[episodes, longest] → [N], 0 where the mask is false."""
-        return torch.nn.functional.pad(grid.reshape(-1), (1, 0)).index_select(0, self.cell)
-
-
-def gae(rewards: Tensor, values: Tensor, mask: Tensor, lengths: Tensor, *, gamma: float, lam: float) -> Estimate:
-    """Generalised advantage estimates over episodes of `lengths` [S] in flat vectors [N]. Not whitened.
+def generalised_advantages(
+    rewards: Tensor, values: Tensor, mask: Tensor, lengths: Tensor, *, gamma: float, lam: float
+) -> Estimate:
+    """GAE over episodes of `lengths` [S] in flat vectors [N], not whitened.
 
     δ_t = r_t + γ V_{t+1} − V_t, A_t = δ_t + γλ A_{t+1}, where t + 1 is the next token that counts; returns are A + V.
     """
@@ -92,98 +96,99 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, lengths: Tensor, *, gamma
     return Estimate(grid.read(advantages), grid.read(advantages + value))
 
 
-def rewards_to_go(rewards: Tensor, mask: Tensor, lengths: Tensor, *, gamma: float = 1.0) -> Tensor:
-    """G_t = r_t + γ G_{t+1} over the tokens of each episode that count: [N]."""
-    if gamma == 1.0:
-        # What the episode has in all minus what came before: a difference of long sums, hence in float64.
-        counted = blank(mask, rewards)
-        upto = counted.cumsum(0, dtype=torch.float64)
-        after = per_token(first_sums(upto, lengths.cumsum(0)), lengths).sub_(upto).to(rewards.dtype)
-        return blank_(mask, after.add_(counted))
-    grid = Grid.of(mask, lengths)
-    return grid.read(discounted_sums(grid.fill(rewards), gamma))
-
-
-def reinforce_plus_plus(rewards: Tensor, mask: Tensor, lengths: Tensor, *, gamma: float) -> Estimate:
+def reinforce_plus_plus(inputs: EstimateInputs, options: EstimateOptions) -> Estimate:
     """Discounted rewards to go, whitened over the batch (REINFORCE++)."""
-    returns = rewards_to_go(rewards, mask, lengths, gamma=gamma)
-    return Estimate(whiten(returns, mask), returns)
+    rewards = token_rewards(inputs.reward, inputs.rows, inputs.mask, inputs.penalty)
+    returns = rewards_to_go(rewards, inputs.mask, episode_lengths(inputs.rows), gamma=options.gamma)
+    return Estimate(whiten(returns, inputs.mask), returns)
 
 
-def remax(rewards: Tensor, baseline: Tensor, mask: Tensor, lengths: Tensor) -> Estimate:
-    """Rewards to go minus the reward of a greedy rollout of the same prompt, `baseline` [S] (ReMax)."""
-    returns = rewards_to_go(rewards, mask, lengths)
-    return Estimate(blank_(mask, returns - per_token(baseline, lengths)), returns)
+def remax(inputs: EstimateInputs, options: EstimateOptions) -> Estimate:
+    """Rewards to go minus the reward of a greedy session of the same prompt (ReMax)."""
+    assert inputs.baseline_reward is not None, "remax needs baseline rewards"
+    rows, episodes = inputs.rows, episode_lengths(inputs.rows)
+    rewards = token_rewards(inputs.reward, rows, inputs.mask, inputs.penalty)
+    returns = rewards_to_go(rewards, inputs.mask, episodes)
+    baseline = inputs.baseline_reward[rows.is_final | rows.is_padding]  # one row per episode
+    return Estimate(apply_mask(inputs.mask, returns - per_token(baseline, episodes)), returns)
+
+
+def token_baseline(inputs: EstimateInputs, options: EstimateOptions, *, skips_masked: bool) -> Estimate:
+    """Rewards to go minus the optimal token baseline of the group (OTB; `skips_masked` for sessions with tools)."""
+    assert inputs.old_logprobs is not None, "token baselines need old log-probabilities"
+    assert inputs.sum_pi_squared is not None, "token baselines need Σ p² of each position"
+    rows, episodes = inputs.rows, episode_lengths(inputs.rows)
+    advantages, returns, is_compared = optimal_token_baseline(
+        token_rewards(inputs.reward, rows, inputs.mask, inputs.penalty),
+        1.0 - 2.0 * inputs.old_logprobs.exp() + inputs.sum_pi_squared,
+        inputs.mask,
+        episodes,
+        rows.group[rows.is_final | rows.is_padding],
+        skips_masked=skips_masked,
+    )
+    if options.single_session == "zero":
+        advantages = apply_mask(per_token(is_compared, episodes), advantages)
+    return Estimate(advantages, returns)
+
+
+def group_estimator(name: str) -> Estimator:
+    """The estimator that gives each row the scalar of its session, by the rule called `name` in `groups`."""
+
+    def estimator(inputs: EstimateInputs, options: EstimateOptions) -> Estimate:
+        found = estimate_groups(
+            GROUP_ESTIMATORS[name],
+            _penalised(inputs, inputs.reward),
+            inputs.rows,
+            num_tokens=row_counts(inputs.mask, inputs.rows.lengths) if name == "opo" else None,
+            single_session=options.single_session,
+        )
+        return _on_tokens(found, inputs)
+
+    return estimator
+
+
+def reinforce_plus_plus_baseline(inputs: EstimateInputs, options: EstimateOptions) -> Estimate:
+    """r − the group's mean, whitened over the tokens of the batch (REINFORCE++ with a baseline)."""
+    return _whitened(group_estimator("dr_grpo")(inputs, options), inputs.mask)
+
+
+def gdpo(inputs: EstimateInputs, options: EstimateOptions) -> Estimate:
+    """GRPO on each term of the reward by itself, weighted sum, whitened over the tokens (GDPO).
+
+    The KL penalty is taken off the first term, the task's reward.
+    """
+    (weight, first), *others = inputs.reward_terms or ((1.0, inputs.reward),)
+    terms = [(weight, _penalised(inputs, first)), *others]
+    found = estimate_gdpo(terms, inputs.rows, single_session=options.single_session)
+    return _whitened(_on_tokens(found, inputs), inputs.mask)
+
+
+def _penalised(inputs: EstimateInputs, reward: Tensor) -> Tensor:
+    return reward if inputs.penalty is None else session_reward(reward, inputs.rows, inputs.penalty, inputs.mask)
+
+
+def _on_tokens(groups: GroupEstimate, inputs: EstimateInputs) -> Estimate:
+    tokens = to_tokens(groups.scalars, inputs.mask, inputs.rows.lengths)
+    return Estimate(tokens, tokens, groups.metrics)
+
+
+def _whitened(raw: Estimate, mask: Tensor) -> Estimate:
+    tokens = whiten(raw.advantages, mask)
+    return Estimate(tokens, tokens, raw.metrics)
 
 
 def to_tokens(scalars: Tensor, mask: Tensor, lengths: Tensor) -> Tensor:
     """One scalar per row [B] on each of its tokens that count: [N]."""
-    return blank_(mask, per_token(scalars, lengths))
+    return apply_mask(mask, per_token(scalars, lengths))
 
 
-@dataclass(frozen=True, slots=True)
-class EstimateOptions:
-    """The settings algorithm.gamma, lam and single_session."""
-
-    gamma: float = 1.0
-    lam: float = 0.95
-    single_session: Fallback = "zero"
-
-
-def estimate(
-    name: str,
-    reward: Tensor,
-    mask: Tensor,
-    rows: Rows,
-    options: EstimateOptions,
-    *,
-    penalty: Tensor | None = None,
-    critic: Tensor | None = None,
-) -> Estimate:
-    """Any estimator by its config name, from session rewards [B] (read on final rows) to advantages [N].
-
-    `penalty` [N] is β·KL in the reward. `critic` is values [N] for gae, the greedy rewards [B] for remax.
-    """
-    if bool(rows.is_padding.any()):
-        mask = mask & per_token(~rows.is_padding, rows.lengths)
-    if name in GROUP_ESTIMATORS or name == "reinforce_plus_plus_baseline":
-        return _estimate_groups(name, reward, mask, rows, options, penalty)
-    episodes = episode_lengths(rows)
-    if name == "remax":
-        return _estimate_remax(reward, mask, rows, episodes, penalty, critic)
-    rewards = token_rewards(reward, rows, mask, penalty)
-    if name == "reinforce_plus_plus":
-        return reinforce_plus_plus(rewards, mask, episodes, gamma=options.gamma)
-    if name == "gae":
-        assert critic is not None, "gae needs values"
-        raw = gae(rewards, critic, mask, episodes, gamma=options.gamma, lam=options.lam)
-        return Estimate(whiten(raw.advantages, mask), raw.returns)
-    raise AssertionError(f"unknown advantage estimator {name!r}")
-
-
-def _estimate_groups(
-    name: str, reward: Tensor, mask: Tensor, rows: Rows, options: EstimateOptions, penalty: Tensor | None
-) -> Estimate:
-    reward = reward if penalty is None else session_reward(reward, rows, penalty, mask)
-    groups = estimate_groups(
-        GROUP_ESTIMATORS.get(name, dr_grpo),
-        reward,
-        rows,
-        num_tokens=row_counts(mask, rows.lengths) if name == "opo" else None,
-        single_session=options.single_session,
-    )
-    tokens = to_tokens(groups.scalars, mask, rows.lengths)
-    tokens = whiten(tokens, mask) if name == "reinforce_plus_plus_baseline" else tokens
-    return Estimate(tokens, tokens, groups.metrics)
-
-
-def _estimate_remax(
-    reward: Tensor, mask: Tensor, rows: Rows, episodes: Tensor, penalty: Tensor | None, baseline: Tensor | None
-) -> Estimate:
-    assert baseline is not None, "remax needs baseline rewards"
-    closing = rows.is_final | rows.is_padding  # one row per episode
-    if penalty is not None:
-        return remax(token_rewards(reward, rows, mask, penalty), baseline[closing], mask, episodes)
-    # Without a penalty the reward to go is the session's reward, on every token.
-    returns = reward[closing]
-    return Estimate(to_tokens(returns - baseline[closing], mask, episodes), to_tokens(returns, mask, episodes))
+ADVANTAGES: dict[str, Estimator] = {
+    "gae": gae,
+    **{name: group_estimator(name) for name in GROUP_ESTIMATORS},
+    "gdpo": gdpo,
+    "reinforce_plus_plus": reinforce_plus_plus,
+    "reinforce_plus_plus_baseline": reinforce_plus_plus_baseline,
+    "remax": remax,
+    "optimal_token_baseline": partial(token_baseline, skips_masked=False),
+    "tir_optimal_token_baseline": partial(token_baseline, skips_masked=True),
+}

@@ -1,12 +1,11 @@
-"""Token losses → one number, the same for any cut of the mini-batch into micro-batches, ranks and padding.
+"""Aggregation of token losses to one number that does not depend on the cut into micro-batches, ranks and padding.
 
-Every part divides by what the whole mini-batch holds, so parts add up. Where data-parallel gradients are averaged
-rather than summed, the caller multiplies by the number of ranks.
+Each part is divided by the totals of the whole mini-batch, so that parts add up. Where data-parallel gradients are
+averaged instead of summed, the caller multiplies by the number of ranks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -26,31 +25,24 @@ MODES = (
 
 @dataclass(frozen=True, slots=True)
 class Normalisers:
-    """What a whole mini-batch holds, padding left out. Those of its parts add up (over ranks: all-reduce the sum)."""
+    """Totals of a whole mini-batch without its padding. They are the sums of its parts' totals."""
 
-    tokens: float = 0.0  # that count
-    sequences: float = 0.0  # rows with a token that counts
+    tokens: float = 0.0  # number of tokens that count
+    sequences: float = 0.0  # number of rows with a token that counts
     sessions: float = 0.0  # Σ session weights of those rows
-
-    @staticmethod
-    def total(parts: Iterable[Normalisers]) -> Normalisers:
-        parts = list(parts)
-        return Normalisers(
-            sum(p.tokens for p in parts), sum(p.sequences for p in parts), sum(p.sessions for p in parts)
-        )
 
 
 def normalisers(mask: Tensor, lengths: Tensor, session_weights: Tensor | None = None) -> Normalisers:
-    """Of rows with `mask` [N], `lengths` [B] and `session_weights` [B] (each row its own session if left out)."""
+    """The totals of rows with `mask` [N], `lengths` [B] and `session_weights` [B] (default: one session per row)."""
     counts = row_counts(mask, lengths, torch.float64) > 0  # [B]
     weights = counts.double() if session_weights is None else session_weights.double() * counts
     return Normalisers(float(mask.sum()), float(counts.sum()), float(weights.sum()))
 
 
 def session_weights(session: Tensor, counts: Tensor) -> Tensor:
-    """1 / rows of the session, for rows that count; 0 for the others. `session` int64, `counts` bool, all [B].
+    """1 / (rows of the session that count) for rows that count, 0 for others. `session` int64, `counts` bool, all [B].
 
-    Compute it on the whole batch: a session whose rows fall into two mini-batches still weighs 1 in all.
+    Call it on the whole batch: a session whose rows fall into two mini-batches then still has a total weight of 1.
     """
     _, which = torch.unique(session, return_inverse=True)
     rows = torch.bincount(which[counts], minlength=int(which.max()) + 1 if which.numel() else 0)
@@ -92,4 +84,4 @@ def aggregate(
 
 
 def _positive(divisor: float) -> float:
-    return divisor if divisor > 0 else 1.0  # an all-padding mini-batch: exactly 0 and no gradient, not 0/0
+    return divisor if divisor > 0 else 1.0  # an all-padding mini-batch gives exactly 0 and no gradient, not 0/0

@@ -1,6 +1,6 @@
-"""Rollout correction: an engine's log-probabilities differ from the trainer's for the same weights.
+"""Rollout correction for engines whose log-probabilities differ from the trainer's for the same weights.
 
-Importance weights multiply the policy loss, rejection shrinks the mask; both are constants to the gradient.
+Importance weights multiply the policy loss; rejection shrinks the mask. Neither has a gradient.
 Flat layout, see `layout`; `log_ratio` is log π_trainer − log π_engine.
 """
 
@@ -11,14 +11,15 @@ import math
 import torch
 from torch import Tensor
 
-from tqppo.algorithms.layout import blank, masked_mean, per_token, row_counts, row_max, row_mean, row_sum
+from tqppo.algorithms.layout import apply_mask, masked_mean, per_token, row_counts, row_max, row_mean, row_sum
+from tqppo.protocols import Metrics
 
 SAFE = 20.0  # log-ratios are clamped to ± this before exp
 
 
 def log_ratios(old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor) -> Tensor:
-    """[N] each; 0 where `mask` is false."""
-    return blank(mask, old_logprobs.detach() - rollout_logprobs.detach())
+    """Log-ratios of trainer to engine, without gradient: [N] each; 0 where `mask` is false."""
+    return apply_mask(mask, old_logprobs.detach() - rollout_logprobs.detach())
 
 
 def importance_weights(
@@ -33,36 +34,25 @@ def importance_weights(
     ratio = _sequence_log_ratio(log_ratio, lengths) if kind == "sequence" else log_ratio
     ratio = ratio.clamp(-SAFE, SAFE).exp()
     if kind == "icepop":
-        return blank(mask & (ratio >= floor) & (ratio <= cap), ratio)
+        return apply_mask(mask & (ratio >= floor) & (ratio <= cap), ratio)
     assert kind in ("token", "sequence"), f"unknown correction {kind!r}; known: token, sequence, icepop"
-    return blank(mask, ratio.clamp(max=cap))
+    return apply_mask(mask, ratio.clamp(max=cap))
 
 
-def normalise(weights: Tensor, mask: Tensor) -> Tensor:
-    """Weights scaled to a mean of 1 over the tokens that count."""
-    mean = masked_mean(weights, mask)
-    return torch.where(mean > 1e-8, weights / mean.clamp(min=1e-8), weights)
-
-
-def reject(
-    kind: str, log_ratio: Tensor, mask: Tensor, lengths: Tensor, *, threshold: float, statistic: str = "k1"
-) -> Tensor:
+def reject(kind: str, log_ratio: Tensor, mask: Tensor, lengths: Tensor, *, threshold: float) -> Tensor:
     """The mask [N] without the tokens (kind `token`) or the sequences (`seq_sum`, `seq_mean`, `seq_max`) too far off.
 
-    With k1 the ratio (of the token; summed, averaged or largest over the sequence in the log) must lie within
-    [1/threshold, threshold]; with k2 or k3 that divergence must not exceed `threshold`.
+    The ratio (of the token; summed, averaged or largest over the sequence in the log) must lie within
+    [1/threshold, threshold].
     """
     per = log_ratio.clamp(-SAFE, SAFE)
-    limit = math.log(threshold) if statistic == "k1" else threshold
-    if statistic != "k1":
-        assert statistic in ("k2", "k3"), f"unknown statistic {statistic!r}; known: k1, k2, k3"
-        per = 0.5 * per.square() if statistic == "k2" else torch.expm1(per) - per
+    limit = math.log(threshold)
     if kind == "token":
         return mask & (per.abs() <= limit)
     if kind == "seq_max":
-        measured = row_max(blank(mask, per.abs()), lengths, initial=0.0)
+        measured = row_max(apply_mask(mask, per.abs()), lengths, initial=0.0)
     elif kind == "seq_sum":
-        measured = row_sum(blank(mask, per), lengths)
+        measured = row_sum(apply_mask(mask, per), lengths)
     else:
         assert kind == "seq_mean", f"unknown rejection {kind!r}; known: token, seq_sum, seq_mean, seq_max"
         measured = row_mean(per, mask, lengths)
@@ -73,8 +63,8 @@ def _sequence_log_ratio(log_ratio: Tensor, lengths: Tensor) -> Tensor:
     return per_token(row_sum(log_ratio, lengths), lengths)
 
 
-def diagnostics(old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, lengths: Tensor) -> dict[str, float]:
-    """How far engine and trainer are apart, over tokens that count and rows that have one; {} if none does."""
+def diagnostics(old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, lengths: Tensor) -> Metrics:
+    """Differences between engine and trainer over the tokens that count and the rows that have one; {} if none does."""
     if not bool(mask.any()):
         return {}
     real = row_counts(mask, lengths) > 0
@@ -100,8 +90,8 @@ def diagnostics(old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, le
     )
 
 
-def probability_gap(old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor) -> dict[str, float]:
-    """Difference of the probabilities themselves, and their correlation (Pearson)."""
+def probability_gap(old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor) -> Metrics:
+    """Differences of the probabilities themselves, and their correlation (Pearson)."""
     ours, theirs = old_logprobs.detach()[mask].double().exp(), rollout_logprobs.detach()[mask].double().exp()
     if ours.numel() < 2:
         return {}
@@ -117,10 +107,10 @@ def probability_gap(old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor
     }
 
 
-def weight_metrics(weights: Tensor, mask: Tensor, kept: Tensor) -> dict[str, float]:
-    """Of importance weights [N], and of the mask that rejection `kept` out of `mask`; {} if no token counts.
+def weight_metrics(weights: Tensor, mask: Tensor, kept: Tensor) -> Metrics:
+    """Statistics of importance weights [N], and of the tokens of `mask` that rejection `kept`; {} if no token counts.
 
-    eff_sample_size is (Σw)² / (n Σw²): 1 when all weights agree, 1/n when one has it all.
+    eff_sample_size is (Σw)² / (n Σw²): 1 if all weights are equal, 1/n if only one is not 0.
     """
     chosen = weights.detach()[mask]
     if chosen.numel() == 0:

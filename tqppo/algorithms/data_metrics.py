@@ -1,6 +1,6 @@
-"""What a batch looks like, under the names that verl uses. Real rows only; scores and rewards once per session.
+"""Statistics of a batch, under the names that verl uses. Real rows only; scores and rewards once per session.
 
-A statistic of nothing (no session, no token that counts) is left out, never 0 or NaN.
+A statistic of an empty set (no session, no token that counts) is left out, never 0 or NaN.
 """
 
 from __future__ import annotations
@@ -8,41 +8,33 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tqppo.algorithms.advantages import session_reward
-from tqppo.algorithms.groups import Rows
+from tqppo.algorithms.advantages import Estimate, EstimateInputs
+from tqppo.algorithms.episodes import session_reward
+from tqppo.protocols import Metrics
 
-Metrics = dict[str, float]
 
-
-def data_metrics(  # noqa: PLR0913 — a list of columns
-    *,
-    reward: Tensor,
-    mask: Tensor,
-    rows: Rows,
-    advantages: Tensor,
-    returns: Tensor,
-    prompt_lengths: Tensor,
-    max_prompt: int,
-    max_response: int,
-    values: Tensor | None = None,
-    penalty: Tensor | None = None,
+def data_metrics(
+    inputs: EstimateInputs, result: Estimate, prompt_lengths: Tensor, *, max_prompt: int, max_response: int
 ) -> Metrics:
-    """`reward`, `prompt_lengths` [B], the rest [N]. `penalty` is β·KL; clip ratios are against the configured limits.
+    """Statistics of what the estimator read and found. `prompt_lengths` [B]; clip ratios are against the two limits.
 
-    critic/score is the task's reward, critic/rewards what is left of it after the penalty, both of sessions whose
-    final response is not empty. Lengths are of rows.
+    critic/score is the task's reward, critic/rewards the same after the penalty, both over sessions whose final
+    response is not empty. Lengths are of rows.
     """
+    rows, mask = inputs.rows, inputs.mask
     real = ~rows.is_padding
     responses, prompts = rows.lengths[real], prompt_lengths[real]
     if not responses.numel():
         return {"padding/all_padding": 1.0}
     finals = rows.is_final & real & (rows.lengths > 0)
-    kept = reward if penalty is None else session_reward(reward, rows, penalty, mask)
+    penalised = inputs.reward
+    if inputs.penalty is not None:
+        penalised = session_reward(inputs.reward, rows, inputs.penalty, mask)
     metrics = {
-        **_spread("critic/score", reward[finals]),
-        **_spread("critic/rewards", kept[finals]),
-        **_spread("critic/advantages", advantages[mask]),
-        **_spread("critic/returns", returns[mask]),
+        **_spread("critic/score", inputs.reward[finals]),
+        **_spread("critic/rewards", penalised[finals]),
+        **_spread("critic/advantages", result.advantages[mask]),
+        **_spread("critic/returns", result.returns[mask]),
         **_lengths("response_length", responses, max_response),
         **_lengths("response_length_non_aborted", responses[responses > 0], max_response),
         **_lengths("prompt_length", prompts, max_prompt),
@@ -50,8 +42,8 @@ def data_metrics(  # noqa: PLR0913 — a list of columns
         "training/num_sessions": float((rows.is_final & real).sum()),
         "training/num_rows": float(real.sum()),
     }
-    if values is not None:
-        metrics |= _value_metrics(values[mask], returns[mask])
+    if inputs.values is not None:
+        metrics |= _value_metrics(inputs.values[mask], result.returns[mask])
     return metrics
 
 

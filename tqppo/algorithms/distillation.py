@@ -1,4 +1,4 @@
-"""Distillation: how far the student is from its teacher on the student's own tokens. Flat layout, see `layout`.
+"""Distillation: the divergence of a student from its teacher on the student's own tokens. Flat layout, see `layout`.
 
 The estimators here need the teacher's log-probability of the sampled token; `top_k` compares distributions.
 """
@@ -15,7 +15,7 @@ from tqppo.errors import ConfigError
 
 
 def check_update(loss: str, update: str) -> None:
-    """k1's gradient does not depend on the teacher: backpropagating it only makes sampled tokens less likely."""
+    """Refuse to backpropagate k1: without the teacher in its gradient it only makes sampled tokens less likely."""
     if loss == "k1" and update == "supervised":
         raise ConfigError(
             'distillation.loss = "k1" cannot be backpropagated: its gradient does not depend on the teacher; '
@@ -34,7 +34,7 @@ def divergence(
 ) -> Tensor:
     """k1, abs, k2 or k3 between student and teacher on the sampled tokens: [N], with gradient to `logprobs`.
 
-    `logprob_min` bounds both log-probabilities from below first, `loss_max` bounds the result to ± it.
+    `logprob_min` bounds both log-probabilities from below first; `loss_max` bounds the result on both sides.
     """
     if logprob_min is not None:
         logprobs, teacher_logprobs = logprobs.clamp(min=logprob_min), teacher_logprobs.clamp(min=logprob_min)

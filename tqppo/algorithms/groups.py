@@ -1,26 +1,27 @@
 """Group estimators: one reward per session → one scalar per row, carried directly, never through a mask.
 
-A session counts once, by its final row's reward, however many rows (trajectories) it left behind.
+A session counts once, by its final row's reward, no matter how many rows (trajectories) it has.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-Fallback = Literal["zero", "raw"]
-Metrics = dict[str, float]
+from tqppo.protocols import Metrics
+
+SingleSession = Literal["zero", "raw"]
 
 EPSILON = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
-    """Who belongs to whom: [B] each. Token estimators want a session's rows in order, one after another."""
+class RowGroups:
+    """The group and session of each row: [B] each. Token estimators need the rows of a session in order, adjacent."""
 
     group: Tensor  # int64, one number per prompt
     session: Tensor  # int64, one number per session, different between groups
@@ -31,34 +32,44 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Sessions:
-    """The sessions of a batch, [S] in float64, and where each row finds its own, [B]."""
+    """The sessions of a batch, [S] in float64, and the session of each row, [B]."""
 
     rewards: Tensor
     num_tokens: Tensor  # that count, over all rows of the session
     group: Tensor  # dense numbers
-    of_row: Tensor  # [B]; means nothing on padding
+    of_row: Tensor  # [B]; meaningless on padding
     num_groups: int
     size: Tensor  # sessions of the group
     centred: Tensor  # reward minus the group's mean
 
     def sum(self, values: Tensor) -> Tensor:
-        """Over the group's sessions, for each session: [S] → [S]."""
+        """Sum over the group's sessions, for each session: [S] → [S]."""
         return values.new_zeros(self.num_groups).index_add_(0, self.group, values)[self.group]
 
     def max(self, values: Tensor) -> Tensor:
-        """Over the group's sessions, for each session: [S] → [S]."""
+        """Maximum over the group's sessions, for each session: [S] → [S]."""
         lowest = values.new_full((self.num_groups,), -torch.inf)
         return lowest.scatter_reduce_(0, self.group, values, "amax")[self.group]
 
     @property
     def std(self) -> Tensor:
-        """Of the group's rewards, with n − 1; 0 for a session alone: [S]."""
+        """Standard deviation of the group's rewards, with n − 1; 0 for a single session: [S]."""
         # Deviations first, then squares: Σr² − n·mean² loses all digits in groups of nearly equal rewards.
         return (self.sum(self.centred.square()) / (self.size - 1).clamp(min=1)).sqrt()
 
+    @property
+    def is_single(self) -> Tensor:
+        """Whether a session is the only one of its group: [S] bool."""
+        return self.size == 1
 
-def sessions_of(reward: Tensor, rows: Rows, num_tokens: Tensor | None = None) -> Sessions:
-    """`reward` [B] is read on final rows, `num_tokens` [B] (1 if left out) summed over the rows of the session."""
+    @property
+    def is_flat(self) -> Tensor:
+        """Whether several sessions of one group all have the same reward: [S] bool."""
+        return ~self.is_single & (self.max(self.rewards) == -self.max(-self.rewards))
+
+
+def sessions_of(reward: Tensor, rows: RowGroups, num_tokens: Tensor | None = None) -> Sessions:
+    """`reward` [B] is read on final rows; `num_tokens` [B] (default 1) is summed over the rows of a session."""
     assert reward.is_floating_point(), f"rewards are {reward.dtype}, advantages would be rounded"
     real = ~rows.is_padding
     ids, of_real = torch.unique(rows.session[real], return_inverse=True)
@@ -90,6 +101,15 @@ def dr_grpo(sessions: Sessions) -> Tensor:
     return sessions.centred
 
 
+def grpo_passk(sessions: Sessions) -> Tensor:
+    """(best − second best) / (std + 1e-6) for the group's best session, 0 for all others; a tie gets 0 (pass@k)."""
+    best = sessions.max(sessions.rewards)
+    is_best = sessions.rewards == best
+    second = sessions.max(torch.where(is_best, -torch.inf, sessions.rewards))
+    is_only = is_best & (sessions.sum(is_best.double()) == 1) & second.isfinite()
+    return torch.where(is_only, best - second, 0.0) / (sessions.std + EPSILON)
+
+
 def rloo(sessions: Sessions) -> Tensor:
     """r − mean of the group's other sessions = n/(n − 1)·(r − mean) (leave one out)."""
     return sessions.centred * sessions.size / (sessions.size - 1).clamp(min=1)
@@ -107,46 +127,65 @@ def gpg(sessions: Sessions) -> Tensor:
     return alpha * sessions.centred
 
 
-Estimator = Callable[[Sessions], Tensor]
+GroupEstimator = Callable[[Sessions], Tensor]
 
-GROUP_ESTIMATORS: dict[str, Estimator] = {"grpo": grpo, "dr_grpo": dr_grpo, "rloo": rloo, "opo": opo, "gpg": gpg}
+GROUP_ESTIMATORS: dict[str, GroupEstimator] = {
+    "grpo": grpo,
+    "dr_grpo": dr_grpo,
+    "grpo_passk": grpo_passk,
+    "rloo": rloo,
+    "opo": opo,
+    "gpg": gpg,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class GroupEstimate:
-    """`scalars` [B], 0 on padding; `informative` [B] is false where the group has nothing to compare."""
+    """`scalars` [B], 0 on padding, and counts of the groups that compare nothing."""
 
     scalars: Tensor
-    informative: Tensor
     metrics: Metrics
 
 
 def estimate_groups(
-    estimator: Estimator,
+    estimator: GroupEstimator,
     reward: Tensor,
-    rows: Rows,
+    rows: RowGroups,
     *,
     num_tokens: Tensor | None = None,
-    single_session: Fallback = "zero",
+    single_session: SingleSession = "zero",
 ) -> GroupEstimate:
-    """Each row's scalar. Groups of equal rewards get 0; groups of one session get 0 or, by `single_session`, their
-    reward as it is. Both are counted.
-    """
+    """One scalar per row. A group of equal rewards gets 0; a single session gets 0 or, with "raw", its reward."""
     sessions = sessions_of(reward, rows, num_tokens)
-    size = sessions.size
-    is_single = size == 1
-    is_flat = ~is_single & (sessions.max(sessions.rewards) == -sessions.max(-sessions.rewards))
-    scalars = estimator(sessions)
-    scalars = torch.where(is_single, sessions.rewards if single_session == "raw" else 0.0, scalars)
-    scalars = torch.where(is_flat, 0.0, scalars)
-    real = ~rows.is_padding
+    scalars = _scalars(estimator, sessions, single_session)
+    return _on_rows(scalars, sessions, rows, sessions.is_flat, reward.dtype)
+
+
+def estimate_gdpo(
+    terms: Sequence[tuple[float, Tensor]], rows: RowGroups, *, single_session: SingleSession = "zero"
+) -> GroupEstimate:
+    """Σ weight · GRPO(term) over the (weight, term [B]) pairs of a reward: each is normalised by itself (GDPO)."""
+    each = [(weight, sessions_of(term, rows)) for weight, term in terms]
+    scalars = torch.stack([weight * _scalars(grpo, sessions, single_session) for weight, sessions in each]).sum(0)
+    is_flat = torch.stack([sessions.is_flat for _, sessions in each]).all(0)
+    return _on_rows(scalars, each[0][1], rows, is_flat, terms[0][1].dtype)
+
+
+def _scalars(estimator: GroupEstimator, sessions: Sessions, single_session: SingleSession) -> Tensor:
+    """The estimator's scalar of each session, replaced where its group compares nothing: [S]."""
+    scalars = torch.where(sessions.is_flat, 0.0, estimator(sessions))
+    return torch.where(sessions.is_single, sessions.rewards if single_session == "raw" else 0.0, scalars)
+
+
+def _on_rows(
+    scalars: Tensor, sessions: Sessions, rows: RowGroups, is_flat: Tensor, dtype: torch.dtype
+) -> GroupEstimate:
     if not sessions.num_groups:
-        return GroupEstimate(torch.zeros_like(reward), torch.zeros_like(real), {"training/groups": 0.0})
-    on_rows = (scalars.to(reward.dtype)[sessions.of_row]).mul_(real)
-    informative = ~(is_single | is_flat)[sessions.of_row] & real
+        empty = torch.zeros(rows.session.numel(), dtype=dtype, device=scalars.device)
+        return GroupEstimate(empty, {"training/groups": 0.0})
     metrics = {
         "training/groups": float(sessions.num_groups),
-        "training/groups_single_session": float(is_single.sum()),
-        "training/groups_zero_variance": float((is_flat / size).sum().round()),
+        "training/groups_single_session": float(sessions.is_single.sum()),
+        "training/groups_zero_variance": float((is_flat / sessions.size).sum().round()),
     }
-    return GroupEstimate(on_rows, informative, metrics)
+    return GroupEstimate(scalars.to(dtype)[sessions.of_row] * ~rows.is_padding, metrics)

@@ -1,22 +1,26 @@
 """Policy and value losses per response token, in the flat layout (see `layout`); `aggregate` makes them one number.
 
-Every function blanks what lies under the mask before it computes, so masked tokens influence neither value nor
-gradient. Log-ratios are clamped to ±20, so that no ratio overflows.
+Each function masks its inputs before it computes, so that masked tokens influence neither value nor gradient. Ratios
+of single tokens come from log-ratios clamped to ±20, so that none overflows.
+
+`POLICY_LOSSES` is the table behind `algorithm.loss`. verl's kl_cov and clip_cov are left out: they choose among the
+tokens of a micro-batch, so their loss would depend on how the batch is cut.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import wraps
+from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from tqppo.algorithms.layout import blank, blank_, differentiable, masked_sum, per_token, row_counts, row_sum
+from tqppo.algorithms.layout import apply_mask, masked_sum, per_token, row_mean
 
-MAX_LOG_RATIO = 20.0
-_MAX_MEAN = 10.0  # of a sequence's log-ratio
+_MAX_LOG_RATIO = 20.0
+_MAX_MEAN_LOG_RATIO = 10.0  # GSPO's bound on the mean over a sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +37,14 @@ class PolicyTokens:
 
 @dataclass(frozen=True, slots=True)
 class PolicyOptions:
-    """What the config calls algorithm.clip_low, clip_high, clip_dual, sapo_tau_positive, sapo_tau_negative."""
+    """Options of the policy losses, named like the settings of the config's `algorithm` section."""
 
     clip_low: float = 0.2
     clip_high: float = 0.2
     clip_dual: float = 3.0  # 0: off
     sapo_tau_positive: float = 1.0
     sapo_tau_negative: float = 1.05
+    dro_beta: float = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,91 +55,49 @@ class TokenLoss:
     sums: dict[str, Tensor] = field(default_factory=dict)
 
 
-def summed(log_ratio: Tensor, clipped: Tensor | None = None, lower: Tensor | None = None) -> dict[str, Tensor]:
-    zero = log_ratio.new_zeros(())
-    return {
-        "actor/pg_clipfrac": zero if clipped is None else torch.count_nonzero(clipped),
-        "actor/pg_clipfrac_lower": zero if lower is None else torch.count_nonzero(lower),
-        "actor/ppo_kl": -log_ratio.detach().sum(),
-    }
-
-
-def weighted(losses: Tensor, tokens: PolicyTokens) -> Tensor:
-    return losses if tokens.weights is None else losses * blank(tokens.mask, tokens.weights)
-
-
-Terms = tuple[Tensor, Tensor, dict[str, Tensor]]  # losses [N], their derivative by the token's log-probability, sums
 PolicyLoss = Callable[[PolicyTokens, PolicyOptions], TokenLoss]
 
 
-def _by_hand(terms: Callable[[PolicyTokens, PolicyOptions], Terms]) -> PolicyLoss:
-    """A loss from a function that works out values and derivatives; the tests check one against the other."""
-
-    @wraps(terms)
-    def loss(tokens: PolicyTokens, options: PolicyOptions) -> TokenLoss:
-        with torch.no_grad():
-            losses, slope, sums = terms(tokens, options)
-            losses, slope = weighted(losses, tokens), weighted(slope, tokens)
-        return TokenLoss(differentiable(tokens.logprobs, losses, slope), sums)
-
-    return loss
-
-
-def _log_ratio_and_pull(tokens: PolicyTokens) -> tuple[Tensor, Tensor]:
-    """log π − log π_old within ±20, and −A: 0 where the mask is false."""
-    log_ratio = blank_(tokens.mask, tokens.logprobs - tokens.old_logprobs).clamp_(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    return log_ratio, blank_(tokens.mask, -tokens.advantages)
-
-
-@_by_hand
-def ppo(tokens: PolicyTokens, options: PolicyOptions) -> Terms:
+def ppo(tokens: PolicyTokens, options: PolicyOptions) -> TokenLoss:
     """max(−Aρ, −A·clip(ρ, 1 − low, 1 + high)), with a negative A at most −A·dual (PPO, clip-higher, dual clip)."""
-    log_ratio, pull = _log_ratio_and_pull(tokens)
+    log_ratio, advantages = _log_ratio(tokens), _advantages(tokens)
     ratio = log_ratio.exp()
-    plain = pull * ratio
-    clipped = ratio.clamp_(1.0 - options.clip_low, 1.0 + options.clip_high).mul_(pull)
-    is_clipped = clipped > plain
-    losses, moves = torch.maximum(plain, clipped, out=clipped), ~is_clipped
-    is_lower = None
+    plain, clipped = -advantages * ratio, -advantages * _clip(ratio, options)
+    losses, is_lower = torch.maximum(plain, clipped), None
     if options.clip_dual > 0:
-        bound = pull.abs_().mul_(options.clip_dual)  # with A ≥ 0 the loss is negative: never bounded
-        is_lower = losses > bound
-        losses, moves = torch.minimum(losses, bound, out=losses), moves.logical_and_(~is_lower)
-    moves.logical_and_(log_ratio.abs() < MAX_LOG_RATIO)
-    return losses, blank_(moves, plain), summed(log_ratio, is_clipped, is_lower)
+        bound = advantages.abs() * options.clip_dual  # with A ≥ 0 the loss is negative: never bounded
+        losses, is_lower = torch.minimum(losses, bound), losses > bound
+    return TokenLoss(_weighted(losses, tokens), _sums(log_ratio, clipped > plain, is_lower))
 
 
-@_by_hand
-def gspo(tokens: PolicyTokens, options: PolicyOptions) -> Terms:
-    """PPO's clip on the sequence's ratio exp(mean log-ratio); each token carries its share of the gradient (GSPO)."""
-    log_ratio, pull = _log_ratio_and_pull(tokens)
-    counts = row_counts(tokens.mask, tokens.lengths, log_ratio.dtype).clamp(min=1)
-    mean = row_sum(log_ratio, tokens.lengths) / counts  # [B]
-    ratio = mean.clamp(max=_MAX_MEAN).exp()
-    plain = per_token(ratio, tokens.lengths).mul_(pull)
-    clipped = per_token(ratio.clamp(1.0 - options.clip_low, 1.0 + options.clip_high), tokens.lengths).mul_(pull)
-    is_clipped = clipped > plain
-    losses = torch.maximum(plain, clipped, out=clipped)
-    moves = per_token(mean <= _MAX_MEAN, tokens.lengths).logical_and_(~is_clipped)
-    return losses, blank_(moves, plain), summed(log_ratio, is_clipped)
+def gspo(tokens: PolicyTokens, options: PolicyOptions) -> TokenLoss:
+    """PPO's clip on the sequence's ratio exp(mean log-ratio); each token carries its share of the gradient (GSPO).
+
+    Only the mean is bounded: clamping single tokens first would move the mean of sequences with extreme ones.
+    """
+    log_ratio, advantages = apply_mask(tokens.mask, tokens.logprobs - tokens.old_logprobs), _advantages(tokens)
+    mean = row_mean(log_ratio.detach(), tokens.mask, tokens.lengths)  # [B]
+    # The value of the mean, with the gradient of the token's own log-probability.
+    shared = per_token(mean, tokens.lengths) + log_ratio - log_ratio.detach()
+    ratio = shared.clamp(max=_MAX_MEAN_LOG_RATIO).exp()
+    plain, clipped = -advantages * ratio, -advantages * _clip(ratio, options)
+    losses = torch.maximum(plain, clipped)
+    return TokenLoss(_weighted(losses, tokens), _sums(log_ratio, clipped > plain))
 
 
-@_by_hand
-def cispo(tokens: PolicyTokens, options: PolicyOptions) -> Terms:
+def cispo(tokens: PolicyTokens, options: PolicyOptions) -> TokenLoss:
     """−sg(clip(ρ))·A·log π: clipped tokens keep a gradient (CISPO)."""
-    log_ratio, pull = _log_ratio_and_pull(tokens)
+    log_ratio = _log_ratio(tokens).detach()
     ratio = log_ratio.exp()
-    clipped = ratio.clamp(1.0 - options.clip_low, 1.0 + options.clip_high)
-    is_clipped = ratio != clipped
-    slope = clipped.mul_(pull)
-    return blank_(tokens.mask, slope * tokens.logprobs), slope, summed(log_ratio, is_clipped)
+    clipped = _clip(ratio, options)
+    losses = -clipped * _advantages(tokens) * apply_mask(tokens.mask, tokens.logprobs)
+    return TokenLoss(_weighted(losses, tokens), _sums(log_ratio, ratio != clipped))
 
 
-@_by_hand
-def gpg(tokens: PolicyTokens, options: PolicyOptions) -> Terms:
+def gpg(tokens: PolicyTokens, options: PolicyOptions) -> TokenLoss:
     """−A·log π: the plain policy gradient (GPG)."""
-    log_ratio, pull = _log_ratio_and_pull(tokens)
-    return blank_(tokens.mask, pull * tokens.logprobs), pull, summed(log_ratio)
+    losses = -_advantages(tokens) * apply_mask(tokens.mask, tokens.logprobs)
+    return TokenLoss(_weighted(losses, tokens), _sums(_log_ratio(tokens)))
 
 
 def geo_mean(tokens: PolicyTokens, options: PolicyOptions) -> TokenLoss:
@@ -143,34 +106,58 @@ def geo_mean(tokens: PolicyTokens, options: PolicyOptions) -> TokenLoss:
     clip_low and clip_high bound the log-ratio; A is the sequence's mean advantage. Meant for seq-mean-token-mean.
     """
     lengths = tokens.lengths
-    log_ratio, advantages = blank(tokens.mask, tokens.logprobs - tokens.old_logprobs, tokens.advantages)
-    log_ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    counts = row_counts(tokens.mask, lengths, log_ratio.dtype).clamp(min=1)
+    log_ratio, advantages = _log_ratio(tokens), _advantages(tokens)
     # The pessimistic one of log-ratio and clipped log-ratio: only the side that A pushes to is bounded.
     sign = advantages.sign()
     bound = 0.5 * (options.clip_high + options.clip_low) + 0.5 * (options.clip_high - options.clip_low) * sign
     pessimistic = sign * torch.minimum(sign * log_ratio, bound)
-    mean = row_sum(pessimistic, lengths) / counts
-    sequence = -row_sum(advantages, lengths) / counts * mean.exp()  # [B]
+    ratio = row_mean(pessimistic, tokens.mask, lengths).exp()  # [B]
+    sequence = -row_mean(advantages, tokens.mask, lengths) * ratio
     if tokens.weights is not None:
-        log_weights = blank(tokens.mask, (tokens.weights + 1e-10).log())
-        sequence = sequence * (row_sum(log_weights, lengths) / counts).exp()
-    outside = (log_ratio.detach() > options.clip_high) | (log_ratio.detach() < -options.clip_low)
-    metrics = summed(log_ratio, outside & (advantages > 0), outside & (advantages < 0))
-    return TokenLoss(blank(tokens.mask, per_token(sequence, lengths)), metrics)
+        log_weights = apply_mask(tokens.mask, (tokens.weights + 1e-10).log())
+        sequence = sequence * row_mean(log_weights, tokens.mask, lengths).exp()
+    outside = (log_ratio > options.clip_high) | (log_ratio < -options.clip_low)
+    sums = _sums(log_ratio, outside & (advantages > 0), outside & (advantages < 0))
+    return TokenLoss(apply_mask(tokens.mask, per_token(sequence, lengths)), sums)
 
 
-@_by_hand
-def sapo(tokens: PolicyTokens, options: PolicyOptions) -> Terms:
+def sapo(tokens: PolicyTokens, options: PolicyOptions) -> TokenLoss:
     """−A·σ(τ(ρ − 1))·4/τ, τ by the sign of A: a soft gate instead of a clip (SAPO)."""
-    log_ratio, pull = _log_ratio_and_pull(tokens)
+    log_ratio, advantages = _log_ratio(tokens), _advantages(tokens)
+    tau = torch.where(advantages > 0, options.sapo_tau_positive, options.sapo_tau_negative).to(advantages.dtype)
+    gate = torch.sigmoid(tau * (log_ratio.exp() - 1.0))
+    return TokenLoss(_weighted(-advantages * gate * 4.0 / tau, tokens), _sums(log_ratio))
+
+
+def dppo(tokens: PolicyTokens, options: PolicyOptions, *, divergence: Literal["tv", "kl"]) -> TokenLoss:
+    """−A·sg(min(ρ, dual))·log π on tokens whose probability has not moved too far the way A pushes it (DPPO).
+
+    "tv" measures the difference of the sampled token's probabilities, "kl" the KL divergence between (this token, all
+    others) under the old and the new policy. clip_low and clip_high bound it.
+    """
+    logprobs, old = apply_mask(tokens.mask, tokens.logprobs), apply_mask(tokens.mask, tokens.old_logprobs)
+    advantages, log_ratio = _advantages(tokens), _log_ratio(tokens).detach()
+    new_p, old_p = logprobs.detach().exp(), old.exp()
+    if divergence == "tv":
+        moved = (new_p - old_p).abs()
+    else:
+        others = ((1.0 - old_p + 1e-8) / (1.0 - new_p + 1e-8)).log()
+        moved = old_p * (old - logprobs.detach()) + (1.0 - old_p) * others
+    too_high = (moved > options.clip_high) & (new_p > old_p)
+    too_low = (moved > options.clip_low) & (new_p < old_p)
+    keep = ~torch.where(advantages > 0, too_high, too_low)
     ratio = log_ratio.exp()
-    is_positive = (-pull).sign_().clamp_(min=0.0)  # 1 or 0; torch.where is slow on a CPU
-    tau = is_positive.mul_(options.sapo_tau_positive - options.sapo_tau_negative).add_(options.sapo_tau_negative)
-    gate = (ratio - 1.0).mul_(tau).sigmoid_()
-    losses = (gate * pull).div_(tau).mul_(4.0)
-    slope = ratio.mul_(gate).mul_(1.0 - gate).mul_(pull).mul_(4.0)
-    return losses, blank_(log_ratio.abs() < MAX_LOG_RATIO, slope), summed(log_ratio)
+    bounded = ratio.clamp(max=options.clip_dual) if options.clip_dual > 0 else ratio
+    losses = apply_mask(keep, -advantages * bounded * logprobs)
+    return TokenLoss(_weighted(losses, tokens), _sums(log_ratio, ~keep & tokens.mask, (ratio > bounded) & keep))
+
+
+def dro(tokens: PolicyTokens, options: PolicyOptions) -> TokenLoss:
+    """−(A·log π − β/2·(log π − log π_old)²): the policy gradient with a quadratic pull to the old policy (DRO)."""
+    distance = apply_mask(tokens.mask, tokens.logprobs - tokens.old_logprobs)
+    gradient = _advantages(tokens) * apply_mask(tokens.mask, tokens.logprobs)
+    losses = 0.5 * options.dro_beta * distance.square() - gradient
+    return TokenLoss(_weighted(losses, tokens), _sums(_log_ratio(tokens)))
 
 
 POLICY_LOSSES: dict[str, PolicyLoss] = {
@@ -180,29 +167,49 @@ POLICY_LOSSES: dict[str, PolicyLoss] = {
     "gpg": gpg,
     "geo_mean": geo_mean,
     "sapo": sapo,
+    "dppo_tv": partial(dppo, divergence="tv"),
+    "dppo_kl": partial(dppo, divergence="kl"),
+    "dro": dro,
 }
+# Losses whose gradient is not 0 on tokens with advantage 0; the actor skips the forward of such rows for the others.
+LEARNS_WITHOUT_ADVANTAGE = frozenset({"dro"})
+
+
+def _log_ratio(tokens: PolicyTokens) -> Tensor:
+    """log π − log π_old within ±20, 0 where the mask is false: [N]."""
+    log_ratio = apply_mask(tokens.mask, tokens.logprobs - tokens.old_logprobs)
+    return log_ratio.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
+
+
+def _advantages(tokens: PolicyTokens) -> Tensor:
+    return apply_mask(tokens.mask, tokens.advantages)
+
+
+def _clip(ratio: Tensor, options: PolicyOptions) -> Tensor:
+    return ratio.clamp(1.0 - options.clip_low, 1.0 + options.clip_high)
+
+
+def _weighted(losses: Tensor, tokens: PolicyTokens) -> Tensor:
+    return losses if tokens.weights is None else losses * apply_mask(tokens.mask, tokens.weights)
+
+
+def _sums(log_ratio: Tensor, clipped: Tensor | None = None, lower: Tensor | None = None) -> dict[str, Tensor]:
+    zero = log_ratio.new_zeros(())
+    return {
+        "actor/pg_clipfrac": zero if clipped is None else torch.count_nonzero(clipped),
+        "actor/pg_clipfrac_lower": zero if lower is None else torch.count_nonzero(lower),
+        "actor/ppo_kl": -log_ratio.detach().sum(),
+    }
 
 
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor, *, clip: float) -> TokenLoss:
     """½·max((v − R)², (clip(v, v_old ± clip) − R)²) per token, all [N]; a `clip` of 0 turns clipping off."""
-    with torch.no_grad():
-        error = blank_(mask, values - returns)
-        losses, slope, is_clipped = error.square(), error, None
-        if clip > 0:
-            near = torch.clamp(values, old_values - clip, old_values + clip)
-            clipped = blank_(mask, near.sub_(returns).square_())
-            is_clipped = clipped > losses
-            losses, slope = torch.maximum(losses, clipped, out=clipped), blank_(~is_clipped, error)
-        losses.mul_(0.5)
-        zero = losses.new_zeros(())
-        sums = {
-            "critic/vf_clipfrac": zero if is_clipped is None else torch.count_nonzero(is_clipped),
-            "critic/vpred_mean": masked_sum(values, mask),
-        }
-    return TokenLoss(differentiable(values, losses, slope), sums)
-
-
-def entropy(logits: Tensor) -> Tensor:
-    """Entropy of each token's distribution: [N, V] → [N]."""
-    logprobs = logits.log_softmax(-1)
-    return -(logprobs.exp() * logprobs).sum(-1)
+    losses = apply_mask(mask, values - returns).square()
+    num_clipped = losses.new_zeros(())
+    if clip > 0:
+        near = torch.clamp(values, old_values - clip, old_values + clip)
+        clipped = apply_mask(mask, near - returns).square()
+        num_clipped = torch.count_nonzero(clipped > losses)
+        losses = torch.maximum(losses, clipped)
+    sums = {"critic/vf_clipfrac": num_clipped, "critic/vpred_mean": masked_sum(values.detach(), mask)}
+    return TokenLoss(0.5 * losses, sums)

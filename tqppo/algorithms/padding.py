@@ -1,4 +1,4 @@
-"""Rows that only fill up a batch: how many, what they hold, and where they go. The trainer and worker groups call it.
+"""Padding rows, which fill up a batch: how many are needed, what they contain, and which mini-batch they go to.
 
 A padding row is made from the columns' declarations, never from a real row: one prompt token, one response token that
 does not count, neutral values everywhere. Its tag `is_padding` keeps it out of every statistic.
@@ -9,12 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from tqppo.columns import Column, Kind, column
+from tqppo.columns import Column, Kind, RowTags, column
 from tqppo.errors import DataError
 
 PROMPT_LENGTH = 1
@@ -23,12 +22,12 @@ _LENGTHS = {Kind.SEQUENCE: PROMPT_LENGTH + RESPONSE_LENGTH, Kind.RESPONSE: RESPO
 
 
 def required_multiple(ranks: int, mini_batch_rows: Iterable[int] = ()) -> int:
-    """What the number of rows must be a multiple of: the ranks, and each role's mini-batch (0: the whole batch)."""
+    """The number that the rows of a batch must be a multiple of: ranks, and rows of each role's mini-batch (0: all)."""
     return math.lcm(ranks, *(rows for rows in mini_batch_rows if rows > 0))
 
 
 def num_padding(num_rows: int, multiple: int) -> int:
-    """How many rows are missing to the next multiple; no rows at all is an error, never a batch of padding."""
+    """Number of rows missing to the next multiple. An empty batch is an error, never filled with padding."""
     if num_rows == 0:
         raise DataError("no trajectories: every session of the step failed or was filtered out, nothing to train on")
     return -num_rows % multiple
@@ -36,35 +35,41 @@ def num_padding(num_rows: int, multiple: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class PaddingRows:
-    """Ready for one put."""
+    """Keys, tags and columns of some padding rows, for one put to the queue."""
 
     keys: list[str]
-    tags: list[dict[str, Any]]
-    columns: dict[str, Tensor | list[Any]]
+    tags: list[RowTags]
+    columns: dict[str, Tensor | list[object]]
 
 
 def padding_rows(count: int, trailing: Mapping[str, tuple[int, ...]], *, step: int = 0) -> PaddingRows:
-    """`count` padding rows with the columns named in `trailing`, which gives each one's sizes beyond the ragged one.
+    """`count` padding rows with the columns of `trailing`, which holds each one's sizes besides the ragged one.
 
-    A declared size must agree; where the declaration says None the size comes from `trailing`. Columns whose neutral
-    value is None are left out.
+    The sizes must match the declared ones, where those are not None. Columns whose neutral value is None are left out.
     """
-    columns: dict[str, Tensor | list[Any]] = {}
+    columns: dict[str, Tensor | list[object]] = {}
     for name, sizes in trailing.items():
         declared = column(name)
         if declared.neutral is not None:
             columns[name] = _neutral(declared, tuple(sizes), count)
     uid = f"pad{step}"
-    lengths = {
-        "prompt_len": PROMPT_LENGTH,
-        "response_len": RESPONSE_LENGTH,
-        "seq_len": PROMPT_LENGTH + RESPONSE_LENGTH,
-    }
-    tags = [{"uid": uid, "session": i, "trajectory": 0, "is_padding": True, **lengths} for i in range(count)]
+    tags = [_tags(uid, session) for session in range(count)]
     return PaddingRows([f"{uid}_{i}_0" for i in range(count)], tags, columns)
 
 
-def _neutral(declared: Column, sizes: tuple[int, ...], count: int) -> Tensor | list[Any]:
+def _tags(uid: str, session: int) -> RowTags:
+    return RowTags(
+        uid=uid,
+        session=session,
+        trajectory=0,
+        prompt_len=PROMPT_LENGTH,
+        response_len=RESPONSE_LENGTH,
+        seq_len=PROMPT_LENGTH + RESPONSE_LENGTH,
+        is_padding=True,
+    )
+
+
+def _neutral(declared: Column, sizes: tuple[int, ...], count: int) -> Tensor | list[object]:
     neutral = declared.neutral
     assert neutral is not None
     if declared.kind is Kind.JSON:
@@ -93,4 +98,4 @@ def mini_batches(is_padding: Tensor, count: int) -> list[Tensor]:
     real, padding = (~is_padding).nonzero().flatten(), is_padding.nonzero().flatten()
     reals = real.tensor_split(count)
     missing = [total // count - part.numel() for part in reals]
-    return [torch.cat(pair) for pair in zip(reals, padding.split(missing), strict=True)]
+    return [torch.cat(pair) for pair in zip(reals, torch.split(padding, missing), strict=True)]

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from tqppo.algorithms.layout import blank
+from tqppo.algorithms.layout import apply_mask
 
 KINDS = ("forward_kl_topk", "reverse_kl_topk")
 
 
 @dataclass(frozen=True, slots=True)
 class Teacher:
-    """What the teacher says about each response token: its top-k ids and their log-probabilities, [N, K]."""
+    """The teacher's k likeliest ids at each response token, and their log-probabilities: [N, K]."""
 
     ids: Tensor
     logprobs: Tensor
@@ -24,12 +24,12 @@ class Teacher:
 
 @dataclass(frozen=True, slots=True)
 class TopK:
-    """Per token [N]: the losses with gradient, and what describes the two top-k sets, without."""
+    """Per token [N]: the losses with gradient, and statistics of the two top-k sets without."""
 
     losses: Tensor
-    student_mass: Tensor  # of the student's probability, on the teacher's top k
-    teacher_mass: Tensor
-    overlap: Tensor  # how many of the teacher's top k are in the student's
+    student_mass: Tensor  # the student's probability of the teacher's top k
+    teacher_mass: Tensor  # the teacher's own probability of them
+    overlap: Tensor  # number of tokens in both top-k sets
     overlap_advantage: Tensor  # mean of −p (log p − log q) over those
 
 
@@ -44,7 +44,7 @@ def from_logits(
 ) -> TopK:
     """A top-k loss from the student's logits [N, V]. `logprob_min` bounds all log-probabilities from below.
 
-    Beside `logits` and their gradient only one chunk of tokens by vocabulary exists at a time.
+    Besides `logits` and their gradient, only one [chunk, V] tensor exists at a time.
     """
     return _in_chunks(_one_chunk(kind, _keep, logprob_min), logits, teacher, mask, chunk)
 
@@ -61,7 +61,7 @@ def from_hidden(
 ) -> TopK:
     """The same from last hidden states [N, H] and the output embedding [V, H]: no [N, V] tensor ever exists.
 
-    A sampling temperature other than 1 is the caller's: divide `hidden` by it.
+    For a sampling temperature other than 1 the caller divides `hidden` by it.
     """
 
     def logits_of(part: Tensor) -> Tensor:
@@ -82,7 +82,7 @@ def _one_chunk(kind: str, logits_of: Callable[[Tensor], Tensor], logprob_min: fl
     loss = _forward_kl if kind == "forward_kl_topk" else _reverse_kl
 
     def compute(source: Tensor, ids: Tensor, log_p: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
-        # Cut masked tokens off from their source first: a NaN there reaches neither value nor gradient.
+        # Masked tokens are cut off from their source first, so that a NaN there reaches neither value nor gradient.
         logits = logits_of(torch.where(mask[:, None], source, 0.0))
         logits = logits if logits.dtype == torch.float64 else logits.float()
         log_q = logits.gather(1, ids) - logits.logsumexp(1, keepdim=True)
@@ -93,16 +93,16 @@ def _one_chunk(kind: str, logits_of: Callable[[Tensor], Tensor], logprob_min: fl
 
 def _in_chunks(compute: _Chunk, source: Tensor, teacher: Teacher, mask: Tensor, chunk: int) -> TopK:
     logprobs = teacher.logprobs if teacher.logprobs.dtype == torch.float64 else teacher.logprobs.float()
-    # split, not slices: its backward is one concatenation, a slice's would be one whole buffer per chunk.
+    # The backward of torch.split is one concatenation; each slice would allocate a whole buffer.
     pieces = zip(
-        source.split(chunk),
-        teacher.ids.long().split(chunk),
-        blank(mask[:, None].expand_as(logprobs), logprobs).split(chunk),
-        mask.split(chunk),
+        torch.split(source, chunk),
+        torch.split(teacher.ids.long(), chunk),
+        torch.split(apply_mask(mask[:, None], logprobs), chunk),
+        torch.split(mask, chunk),
         strict=True,
     )
     outputs = [checkpoint(compute, *piece, use_reentrant=False) for piece in pieces]
-    return TopK(*(blank(mask, torch.cat(column)) for column in zip(*outputs, strict=True)))
+    return TopK(*(apply_mask(mask, torch.cat(column)) for column in zip(*outputs, strict=True)))
 
 
 def _clamped(logprobs: Tensor, logprob_min: float | None) -> Tensor:
@@ -110,13 +110,13 @@ def _clamped(logprobs: Tensor, logprob_min: float | None) -> Tensor:
 
 
 def _forward_kl(log_q: Tensor, log_p: Tensor, logprob_min: float | None) -> Tensor:
-    """Σ p (log p − log q) over the teacher's top k: [n, K] → [n]. Not renormalised, so it can be a little under 0."""
+    """Σ p (log p − log q) over the teacher's top k: [n, K] → [n]. Not renormalised, so it can be slightly negative."""
     log_q, log_p = _clamped(log_q, logprob_min), _clamped(log_p, logprob_min)
     return (log_p.exp() * (log_p - log_q)).sum(1)
 
 
 def _reverse_kl(log_q: Tensor, log_p: Tensor, logprob_min: float | None) -> Tensor:
-    """Σ q (log q − log p) over the teacher's top k and one bucket for all other tokens: [n, K] → [n], never under 0.
+    """Σ q (log q − log p) over the teacher's top k and one bucket for all other tokens: [n, K] → [n], at least 0.
 
     Without the bucket the loss could be lowered by moving the student's mass out of the top k.
     """
@@ -126,7 +126,7 @@ def _reverse_kl(log_q: Tensor, log_p: Tensor, logprob_min: float | None) -> Tens
 
 
 def _log_rest(logprobs: Tensor) -> Tensor:
-    """log(1 − Σ exp): what the listed tokens leave over, at least 1e-6 so that its gradient stays finite."""
+    """log(1 − Σ exp), the log-probability of all other tokens; at least log 1e-6, so that its gradient stays finite."""
     return (1.0 - logprobs.exp().sum(1, keepdim=True)).clamp(min=1e-6).log()
 
 

@@ -54,6 +54,7 @@ def features(config: Config) -> Features:
         has_loss_mask=algorithm.reject != "none",
         has_session_weights=algorithm.aggregate == "session-mean",
         has_greedy_baseline=policy and algorithm.advantage == "remax",
+        has_token_baseline=policy and algorithm.advantage.endswith("optimal_token_baseline"),
         filters_groups=algorithm.filter_groups,
         has_teachers=teachers and bool(config.teachers),
         teacher_top_k=distillation.top_k if teachers and distillation.loss.endswith("_topk") else 0,

@@ -180,10 +180,22 @@ class StorageSection(Section):
 
 class AlgorithmSection(Section):
     advantage: Literal[
-        "gae", "grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "remax", "opo", "gpg"
+        "gae",
+        "grpo",
+        "dr_grpo",
+        "grpo_passk",
+        "rloo",
+        "opo",
+        "gpg",
+        "gdpo",
+        "reinforce_plus_plus",
+        "reinforce_plus_plus_baseline",
+        "remax",
+        "optimal_token_baseline",
+        "tir_optimal_token_baseline",
     ] = "grpo"
     """Advantage estimator. Unset: gae in mode ppo, else grpo. `gae` needs a critic; the others compare sessions."""
-    loss: Literal["ppo", "gspo", "cispo", "gpg", "geo_mean", "sapo"] = "ppo"
+    loss: Literal["ppo", "gspo", "cispo", "gpg", "geo_mean", "sapo", "dppo_tv", "dppo_kl", "dro"] = "ppo"
     """Policy loss."""
     aggregate: Literal[
         "token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm", "session-mean"
@@ -196,15 +208,19 @@ class AlgorithmSection(Section):
     lam: Fraction = 0.95
     """GAE's λ: at 0 advantages trust the critic alone, at 1 the rewards alone."""
     clip_low: NonNegativeFloat = 0.2
-    """Ratios under 1 − clip_low are clipped."""
+    """Ratios under 1 − clip_low are clipped. dppo_tv, dppo_kl: how far the probability of a token may fall."""
     clip_high: NonNegativeFloat = 0.2
-    """Ratios over 1 + clip_high are clipped; larger than clip_low is DAPO's clip-higher."""
+    """Ratios over 1 + clip_high are clipped; larger than clip_low is DAPO's clip-higher. dppo_tv, dppo_kl: how far the
+    probability of a token may rise."""
     clip_dual: Annotated[float, Field(ge=0)] = 3.0
-    """Dual clip: with a negative advantage the loss is at most this times |advantage|. Above 1, or 0 for off."""
+    """Dual clip: with a negative advantage the loss is at most this times |advantage|. Above 1, or 0 for off.
+    dppo_tv, dppo_kl: upper bound of the ratio."""
     sapo_tau_positive: PositiveFloat = 1.0
     """SAPO's temperature for positive advantages."""
     sapo_tau_negative: PositiveFloat = 1.05
     """SAPO's temperature for negative advantages."""
+    dro_beta: NonNegativeFloat = 0.1
+    """DRO's weight of the squared log-ratio to the old policy."""
     entropy_coef: NonNegativeFloat = 0.0
     """Weight of the entropy bonus."""
     kl_reward: Kl = "none"
@@ -239,6 +255,38 @@ class AlgorithmSection(Section):
     """Dynamic sampling: groups whose sessions all have the same reward are replaced by new prompts before training."""
     filter_max_rounds: Positive = 4
     """Most rounds of new prompts per step, for filter_groups and for rollout.on_incomplete_group = "refill" alike."""
+
+
+_CLIPS = ("clip_low", "clip_high")
+LOSS_OPTIONS: dict[str, tuple[str, ...]] = {
+    "ppo": (*_CLIPS, "clip_dual"),
+    "gspo": _CLIPS,
+    "cispo": _CLIPS,
+    "gpg": (),
+    "geo_mean": _CLIPS,
+    "sapo": ("sapo_tau_positive", "sapo_tau_negative"),
+    "dppo_tv": (*_CLIPS, "clip_dual"),
+    "dppo_kl": (*_CLIPS, "clip_dual"),
+    "dro": ("dro_beta",),
+}
+"""The settings that each value of `algorithm.loss` uses; with another loss they have no effect."""
+
+ADVANTAGE_OPTIONS: dict[str, tuple[str, ...]] = {
+    "gae": ("gamma", "lam"),
+    "grpo": ("single_session",),
+    "dr_grpo": ("single_session",),
+    "grpo_passk": ("single_session",),
+    "rloo": ("single_session",),
+    "opo": ("single_session",),
+    "gpg": ("single_session",),
+    "gdpo": ("single_session",),
+    "reinforce_plus_plus": ("gamma",),
+    "reinforce_plus_plus_baseline": ("single_session",),
+    "remax": (),
+    "optimal_token_baseline": ("single_session",),
+    "tir_optimal_token_baseline": ("single_session",),
+}
+"""The settings that each value of `algorithm.advantage` uses; with another estimator they have no effect."""
 
 
 class OptimizerSection(Section):

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from tqppo import dataflow
 from tqppo.algorithms import kl
 from tqppo.algorithms.aggregate import Normalisers, aggregate
-from tqppo.algorithms.losses import POLICY_LOSSES, PolicyTokens
+from tqppo.algorithms.losses import LEARNS_WITHOUT_ADVANTAGE, POLICY_LOSSES, PolicyTokens
 from tqppo.protocols import Metrics, WeightSource
 from tqppo.weights import publish as weights
 from tqppo.workers.compute.learner import Learner, Loss, Selection, Tokens
-from tqppo.workers.compute.microbatch import MicroBatch, Rows
+from tqppo.workers.compute.microbatch import FlatRows, MicroBatch
 from tqppo.workers.compute.model import PolicyModel, adapters_off, add_lora, load_policy
 from tqppo.workers.process.bridge import Columns, implements
 
@@ -49,8 +49,10 @@ class Actor(Learner):
     @implements(dataflow.OLD_LOGPROBS)
     def old_logprobs(self, rows: Columns) -> dict[str, Tensor]:
         """Log-probabilities of the sampled tokens under the current policy, at the sampling temperature."""
-        (result,) = self.per_token(rows, lambda micro: self._forward(micro, False))
-        return {"old_logprobs": result}
+        names = dataflow.OLD_LOGPROBS.writes(self.features)
+        squares = self.features.has_token_baseline
+        results = self.per_token(rows, lambda micro: self.model(micro, self.spec.temperature, with_sum_squares=squares))
+        return dict(zip(names, results, strict=True))
 
     @implements(dataflow.REFERENCE_LOGPROBS)
     def reference_logprobs(self, rows: Columns) -> dict[str, Tensor]:
@@ -68,22 +70,23 @@ class Actor(Learner):
         return self.train(rows, step=step, sizes=sizes)
 
     def _forward(self, micro: MicroBatch, with_entropy: bool) -> tuple[Tensor, Tensor | None]:
-        return self.model(micro, self.spec.temperature, with_entropy)
+        logprobs, entropy, _ = self.model(micro, self.spec.temperature, with_entropy)
+        return logprobs, entropy
 
     def _idle_loss(self, micro: MicroBatch) -> Tensor:
         return self._forward(micro, False)[0].sum() * 0.0
 
-    def _selection(self, rows: Rows) -> Selection:
+    def _selection(self, rows: FlatRows) -> Selection:
         loss = self.spec.policy_loss
         keep = rows.response["loss_mask" if self.features.has_loss_mask else "response_mask"]
         counts = rows.count(keep)
         active = counts > 0
-        if not self.features.kl_in_loss and loss.entropy_coef == 0:
+        if not self.features.kl_in_loss and loss.entropy_coef == 0 and loss.name not in LEARNS_WITHOUT_ADVANTAGE:
             active = rows.count(keep & (rows.response["advantages"] != 0)) > 0  # 0 · anything has no gradient
         ones = torch.ones(len(rows))
         return Selection(keep, counts, active, rows.row.get("session_weight", ones))
 
-    def _loss(self, rows: Rows, micro: MicroBatch, whole: Normalisers) -> Loss:
+    def _loss(self, rows: FlatRows, micro: MicroBatch, whole: Normalisers) -> Loss:
         spec, tokens = self.spec.policy_loss, self.tokens(rows, micro)
         logprobs, entropy = self._forward(micro, True)
         assert entropy is not None, "asked for"

@@ -12,7 +12,7 @@ from tqppo.algorithms.aggregate import Normalisers, aggregate
 from tqppo.algorithms.losses import value_loss
 from tqppo.protocols import Metrics
 from tqppo.workers.compute.learner import Learner, Loss, Selection
-from tqppo.workers.compute.microbatch import MicroBatch, Rows
+from tqppo.workers.compute.microbatch import FlatRows, MicroBatch
 from tqppo.workers.compute.model import load_value_model
 from tqppo.workers.process.bridge import Columns, implements
 
@@ -40,12 +40,12 @@ class Critic(Learner):
     def _idle_loss(self, micro: MicroBatch) -> Tensor:
         return self.model(micro).sum() * 0.0
 
-    def _selection(self, rows: Rows) -> Selection:
+    def _selection(self, rows: FlatRows) -> Selection:
         keep = rows.response["loss_mask" if self.features.has_loss_mask else "response_mask"]
         counts = rows.count(keep)
         return Selection(keep, counts, counts > 0, rows.row.get("session_weight", torch.ones(len(rows))))
 
-    def _loss(self, rows: Rows, micro: MicroBatch, whole: Normalisers) -> Loss:
+    def _loss(self, rows: FlatRows, micro: MicroBatch, whole: Normalisers) -> Loss:
         spec = self.spec.value_loss
         tokens = self.tokens(rows, micro)
         values = self.model(micro)

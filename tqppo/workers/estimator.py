@@ -17,10 +17,10 @@ from torch import Tensor
 
 from tqppo import dataflow, ray_calls
 from tqppo.algorithms import correction, kl
-from tqppo.algorithms.advantages import Estimate, EstimateOptions, estimate
+from tqppo.algorithms.advantages import EstimateInputs, EstimateOptions, estimate
 from tqppo.algorithms.aggregate import session_weights
 from tqppo.algorithms.data_metrics import data_metrics
-from tqppo.algorithms.groups import Rows
+from tqppo.algorithms.groups import RowGroups
 from tqppo.algorithms.layout import row_counts
 from tqppo.dataflow import Features
 from tqppo.protocols import Metrics
@@ -64,8 +64,9 @@ class Estimator:
         columns = self.queue.get(batch, dataflow.ESTIMATE.reads(features))
         rows = describe_rows(batch.tags)
         flat = {name: value.values() for name, value in columns.items() if value.is_nested}
-        reward = columns["reward"]
+        reward, terms = columns["reward"], [(1.0, columns["reward"])]
         if features.has_reward_model:
+            terms.append((self.spec.model_score_weight, columns["model_score"]))
             reward = reward + self.spec.model_score_weight * columns["model_score"]
         mask, metrics, put = self._corrected(flat, rows)
         penalty = None
@@ -73,8 +74,18 @@ class Estimator:
             tokens = kl.estimate(self.spec.kl_reward, flat[features.old_logprobs], flat["ref_logprobs"], mask)
             metrics["actor/reward_kl_penalty"] = kl.mean_over_rows(tokens, mask, rows.lengths)
             penalty = kl_coef * tokens
-        critic = flat["values"] if features.uses_values else columns.get("baseline_reward")
-        result = estimate(self.spec.advantage, reward, mask, rows, self.spec.options, penalty=penalty, critic=critic)
+        inputs = EstimateInputs(
+            reward,
+            mask,
+            rows,
+            penalty=penalty,
+            reward_terms=terms,
+            values=flat.get("values"),
+            baseline_reward=columns.get("baseline_reward"),
+            old_logprobs=flat.get("old_logprobs"),
+            sum_pi_squared=flat.get("sum_pi_squared"),
+        )
+        result = estimate(self.spec.advantage, inputs, self.spec.options)
         put["advantages"] = Jagged(result.advantages, rows.lengths)
         if features.uses_values:
             put["returns"] = Jagged(result.returns, rows.lengths)
@@ -82,7 +93,13 @@ class Estimator:
             counts = row_counts(mask, rows.lengths) > 0
             put["session_weight"] = session_weights(rows.session, counts).float()
         metrics |= result.metrics
-        metrics |= self._data_metrics(batch, reward, mask, rows, result, flat.get("values"), penalty)
+        metrics |= data_metrics(
+            inputs,
+            result,
+            torch.tensor([tags["prompt_len"] for tags in batch.tags]),
+            max_prompt=self.spec.max_prompt_tokens,
+            max_response=self.spec.max_response_tokens,
+        )
         written = dataflow.ESTIMATE.writes(features)
         assert set(put) == set(written), f"the estimator made {set(put)} and declares {written}"
         self.queue.put(batch, put)
@@ -119,7 +136,9 @@ class Estimator:
             )
         return self.tokenizer
 
-    def _corrected(self, flat: dict[str, Tensor], rows: Rows) -> tuple[Tensor, Metrics, dict[str, Jagged | Tensor]]:
+    def _corrected(
+        self, flat: dict[str, Tensor], rows: RowGroups
+    ) -> tuple[Tensor, Metrics, dict[str, Jagged | Tensor]]:
         """Compare engine and trainer: metrics, and by the config's choice a narrower mask and importance weights."""
         spec, mask = self.spec, flat["response_mask"]
         put: dict[str, Jagged | Tensor] = {}
@@ -140,31 +159,8 @@ class Estimator:
             metrics |= correction.weight_metrics(weights, mask, kept)
         return kept, metrics, put
 
-    def _data_metrics(
-        self,
-        batch: BatchMeta,
-        reward: Tensor,
-        mask: Tensor,
-        rows: Rows,
-        result: Estimate,
-        values: Tensor | None,
-        penalty: Tensor | None,
-    ) -> Metrics:
-        return data_metrics(
-            reward=reward,
-            mask=mask,
-            rows=rows,
-            advantages=result.advantages,
-            returns=result.returns,
-            values=values,
-            penalty=penalty,
-            prompt_lengths=torch.tensor([tags["prompt_len"] for tags in batch.tags]),
-            max_prompt=self.spec.max_prompt_tokens,
-            max_response=self.spec.max_response_tokens,
-        )
 
-
-def describe_rows(tags: Sequence[Any]) -> Rows:
+def describe_rows(tags: Sequence[Any]) -> RowGroups:
     """Who belongs to whom, from the tags: prompts and sessions numbered in the order of their first row."""
     groups: dict[str, int] = {}
     sessions: dict[tuple[str, int], int] = {}
@@ -177,7 +173,7 @@ def describe_rows(tags: Sequence[Any]) -> Rows:
         last[number] = max(last.get(number, (-1, -1)), (tag["trajectory"], row))
     is_final = torch.zeros(len(tags), dtype=torch.bool)
     is_final[[row for _, row in last.values()]] = True
-    return Rows(
+    return RowGroups(
         group=torch.tensor(group),
         session=torch.tensor(session),
         is_final=is_final,

@@ -6,14 +6,14 @@ import torch
 from torch import Tensor, nn
 
 from tqppo import dataflow
-from tqppo.workers.compute.microbatch import Rows, last_positions
+from tqppo.workers.compute.microbatch import FlatRows, last_positions
 from tqppo.workers.compute.model import load_score_model
 from tqppo.workers.compute.worker import Worker, idle_micro_batch
 from tqppo.workers.process.bridge import Columns, implements
 
 
 class RewardModel(Worker):
-    has_trees = False
+    shares_prompts = False
 
     def _load(self) -> nn.Module:
         return load_score_model(self.spec.model, self.device).requires_grad_(False)
@@ -22,7 +22,7 @@ class RewardModel(Worker):
     @torch.no_grad()
     def score(self, rows: Columns) -> dict[str, Tensor]:
         """One number per trajectory [B], 0 for padding: what the model says at the last token."""
-        flat = Rows.of(rows)
+        flat = FlatRows.of(rows)
         real = flat.count(flat.response["response_mask"]) > 0
         scores = torch.zeros(len(flat))
         for cut in self.in_step(self.micro_batches(flat, real.nonzero().squeeze(-1))):

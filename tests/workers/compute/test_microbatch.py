@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from tqppo.workers.compute.microbatch import Cut, Rows, build, last_positions, plan
+from tqppo.workers.compute.microbatch import FlatRows, MicroBatchCut, build, last_positions, plan
 
 
 @pytest.mark.parametrize("budget", [1, 40, 300, 10_000])
@@ -18,7 +18,7 @@ def test_plan_uses_each_row_once_within_the_budget(budget: int) -> None:
         assert len(cut) == 1 or len(cut) * max(widths[i] for i in cut) <= budget
 
 
-def test_plan_pads_little_when_forwards_are_cheap_and_cuts_little_when_they_are_dear() -> None:
+def test_plan_pads_little_when_forwards_are_cheap_and_cuts_little_when_they_are_expensive() -> None:
     widths = [10] * 20 + [100] * 20
     assert len(plan(widths, 10_000, overhead=1)) == 2
     assert len(plan(widths, 10_000, overhead=100_000)) == 1
@@ -26,9 +26,9 @@ def test_plan_pads_little_when_forwards_are_cheap_and_cuts_little_when_they_are_
 
 
 def test_outputs_are_the_positions_before_the_response_tokens(rows: dict[str, Any]) -> None:
-    flat = Rows.of(rows)
+    flat = FlatRows.of(rows)
     chosen = torch.tensor([3, 0])  # prompts of 5 and 3 tokens, responses of 12 and 4
-    micro = build(flat, Cut.apart(chosen))
+    micro = build(flat, MicroBatchCut.apart(chosen))
     tokens = [row.tolist() for row in rows["tokens"].unbind()]
     assert micro.input_ids.shape == (2, 16)
     assert micro.input_ids[0].tolist() == tokens[3][:-1]
@@ -43,8 +43,11 @@ def test_outputs_are_the_positions_before_the_response_tokens(rows: dict[str, An
 
 
 def test_packed_rows_restart_their_positions(rows: dict[str, Any]) -> None:
-    flat, chosen = Rows.of(rows), torch.tensor([0, 2])  # 7 and 8 tokens
-    packed, trimmed = build(flat, Cut.apart(chosen), layout="packed"), build(flat, Cut.apart(chosen))
+    flat, chosen = FlatRows.of(rows), torch.tensor([0, 2])  # 7 and 8 tokens
+    packed, trimmed = (
+        build(flat, MicroBatchCut.apart(chosen), layout="packed"),
+        build(flat, MicroBatchCut.apart(chosen)),
+    )
     assert packed.position_ids is not None
     assert packed.position_ids.tolist() == [[*range(6), *range(7)]]
     assert packed.targets.tolist() == trimmed.targets.tolist()
@@ -52,20 +55,20 @@ def test_packed_rows_restart_their_positions(rows: dict[str, Any]) -> None:
 
 
 def test_tokens_that_do_not_count_are_left_out(rows: dict[str, Any]) -> None:
-    flat = Rows.of(rows)
+    flat = FlatRows.of(rows)
     keep = flat.response["response_mask"]
-    micro = build(flat, Cut.apart(torch.arange(len(flat))), keep=keep)
+    micro = build(flat, MicroBatchCut.apart(torch.arange(len(flat))), keep=keep)
     assert micro.places.tolist() == keep.nonzero().flatten().tolist()
     assert torch.bincount(micro.row, minlength=len(flat)).tolist() == flat.count(keep).tolist()
 
 
 @pytest.mark.parametrize("layout", ["trimmed", "packed"])
 def test_last_positions_are_the_last_tokens(rows: dict[str, Any], layout: str) -> None:
-    micro = last_positions(Rows.of(rows), torch.tensor([1, 4, 2]), layout=layout)
+    micro = last_positions(FlatRows.of(rows), torch.tensor([1, 4, 2]), layout=layout)
     tokens = rows["tokens"].unbind()
     assert micro.input_ids.flatten()[micro.outputs].tolist() == [int(tokens[i][-1]) for i in (1, 4, 2)]
 
 
 def test_a_row_without_a_prompt_is_refused(make_rows: Any) -> None:
     with pytest.raises(AssertionError, match="at least one prompt token"):
-        Rows.of(make_rows([0], [3]))
+        FlatRows.of(make_rows([0], [3]))

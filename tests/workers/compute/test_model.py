@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from tqppo.errors import PreflightError
 from tqppo.tiny.model import write_tiny_model
-from tqppo.workers.compute.microbatch import Cut, Rows, build
+from tqppo.workers.compute.microbatch import FlatRows, MicroBatchCut, build
 from tqppo.workers.compute.model import PolicyModel, compute_dtype, layout_for, load_policy, load_value_model
 from tqppo.workers.specs import ModelSpec
 
@@ -17,13 +17,13 @@ CPU = torch.device("cpu")
 
 
 def test_packed_trimmed_and_padded_forwards_agree(tiny_model: Path, rows: dict[str, Any]) -> None:
-    model, flat = load_policy(ModelSpec(str(tiny_model)), CPU), Rows.of(rows)
-    everyone = Cut.apart(torch.arange(len(flat)))
+    model, flat = load_policy(ModelSpec(str(tiny_model)), CPU), FlatRows.of(rows)
+    everyone = MicroBatchCut.apart(torch.arange(len(flat)))
     micros = [build(flat, everyone), build(flat, everyone, layout="packed"), build(flat, everyone, width=200)]
     results = []
     for micro in micros:
         model.zero_grad()
-        logprobs, entropy = model(micro, 1.0, True)
+        logprobs, entropy, _ = model(micro, 1.0, True)
         (logprobs.sum() + entropy.sum()).backward()
         gradient = model.causal_lm.model.layers[0].self_attn.q_proj.weight.grad
         results.append((logprobs.detach(), entropy.detach(), gradient.clone()))
@@ -33,8 +33,8 @@ def test_packed_trimmed_and_padded_forwards_agree(tiny_model: Path, rows: dict[s
 
 
 def test_logprobs_are_the_model_s_own(tiny_model: Path, rows: dict[str, Any]) -> None:
-    model, flat = load_policy(ModelSpec(str(tiny_model)), CPU), Rows.of(rows)
-    found, _ = model(build(flat, Cut.apart(torch.tensor([3]))), 0.8, False)
+    model, flat = load_policy(ModelSpec(str(tiny_model)), CPU), FlatRows.of(rows)
+    found, _, _ = model(build(flat, MicroBatchCut.apart(torch.tensor([3]))), 0.8, False)
     tokens = rows["tokens"].unbind()[3]
     logits = AutoModelForCausalLM.from_pretrained(tiny_model)(tokens[None]).logits[0] / 0.8
     expected = logits.log_softmax(-1)[4:16].gather(1, tokens[5:, None])[:, 0]
@@ -90,7 +90,7 @@ def test_dropout_of_the_config_is_turned_off(tmp_path: Path, rows: dict[str, Any
     config.attention_dropout = 0.5
     config.save_pretrained(tmp_path)
     spec = ModelSpec(str(tmp_path), gradient_checkpointing=True)  # which needs training mode
-    model, micro = load_policy(spec, CPU), build(Rows.of(rows), Cut.apart(torch.arange(4)))
+    model, micro = load_policy(spec, CPU), build(FlatRows.of(rows), MicroBatchCut.apart(torch.arange(4)))
     assert torch.equal(model(micro, 1.0, False)[0], model(micro, 1.0, False)[0])
 
 
@@ -98,14 +98,14 @@ def test_gradient_checkpointing_changes_nothing_but_memory(tiny_model: Path, row
     gradients = []
     for is_on in (False, True):
         model = load_policy(ModelSpec(str(tiny_model), gradient_checkpointing=is_on), CPU)
-        model(build(Rows.of(rows), Cut.apart(torch.arange(8))), 1.0, False)[0].sum().backward()
+        model(build(FlatRows.of(rows), MicroBatchCut.apart(torch.arange(8))), 1.0, False)[0].sum().backward()
         gradients.append(model.causal_lm.model.layers[0].mlp.up_proj.weight.grad)
     assert torch.equal(*gradients)
 
 
 def test_values_start_at_zero(tiny_model: Path, rows: dict[str, Any]) -> None:
     model = load_value_model(ModelSpec(str(tiny_model)), CPU)
-    assert model(build(Rows.of(rows), Cut.apart(torch.arange(8)))).abs().max() == 0
+    assert model(build(FlatRows.of(rows), MicroBatchCut.apart(torch.arange(8)))).abs().max() == 0
 
 
 def test_dtype_and_layout_by_device() -> None:

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, BloomConfig, LlamaConfig, MistralConfig, Qwen3Config
 
 from tqppo.algorithms.layout import to_nested
-from tqppo.workers.compute import shared_prompts as trees
-from tqppo.workers.compute.microbatch import Cut, Rows, build, cuts
+from tqppo.workers.compute import shared_prompts
+from tqppo.workers.compute.microbatch import FlatRows, MicroBatchCut, build, cuts
 from tqppo.workers.compute.model import PolicyModel
 
 SIZES = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 64}
@@ -44,13 +44,15 @@ def policy() -> PolicyModel:
     return PolicyModel(AutoModelForCausalLM.from_config(Qwen3Config(**SIZES, num_key_value_heads=1, head_dim=16)))
 
 
-def scored(policy: PolicyModel, flat: Rows, found: list[Cut]) -> tuple[torch.Tensor, list[torch.Tensor], int]:
+def scored(
+    policy: PolicyModel, flat: FlatRows, found: list[MicroBatchCut]
+) -> tuple[torch.Tensor, list[torch.Tensor], int]:
     """Log-probabilities of all response tokens, gradients of a weighted sum of them, positions computed."""
     policy.zero_grad()
     results, positions = torch.zeros(int(flat.response_lengths.sum())), 0
     for cut in found:
         micro = build(flat, cut)
-        logprobs, _ = policy(micro, 1.0, False)
+        logprobs, _, _ = policy(micro, 1.0)
         (logprobs * flat.response["advantages"][micro.places]).sum().backward()
         results[micro.places] = logprobs.detach()
         positions += micro.input_ids.numel()
@@ -58,53 +60,53 @@ def scored(policy: PolicyModel, flat: Rows, found: list[Cut]) -> tuple[torch.Ten
 
 
 @settings(max_examples=40, deadline=None)
-@given(groups=groups, budget=st.sampled_from([8, 40, 10_000]), dear=st.sampled_from([1, 8, 10_000]))
-def test_trees_give_the_log_probabilities_and_gradients_of_separate_rows(
-    policy: PolicyModel, groups: list[tuple[int, list[int]]], budget: int, dear: int
+@given(groups=groups, budget=st.sampled_from([8, 40, 10_000]), pairs=st.sampled_from([1, 8, 10_000]))
+def test_bundles_give_the_log_probabilities_and_gradients_of_separate_rows(
+    policy: PolicyModel, groups: list[tuple[int, list[int]]], budget: int, pairs: int
 ) -> None:
-    flat = Rows.of(rows_in_groups(groups))
+    flat = FlatRows.of(rows_in_groups(groups))
     chosen = torch.arange(len(flat))
-    together = scored(policy, flat, cuts(flat, chosen, budget, dear=dear, overhead=1))
-    apart = scored(policy, flat, [Cut.apart(chosen)])
+    together = scored(policy, flat, cuts(flat, chosen, budget, attention_pairs_per_token=pairs, overhead=1))
+    apart = scored(policy, flat, [MicroBatchCut.apart(chosen)])
     torch.testing.assert_close(together[0], apart[0], atol=1e-5, rtol=1e-5)
     for ours, theirs in zip(together[1], apart[1], strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
 
 
-@given(groups=groups, dear=st.sampled_from([0, 1, 100, 10_000]), budget=st.integers(1, 200))
-def test_every_row_is_in_one_tree_with_rows_of_its_own_prompt(
-    groups: list[tuple[int, list[int]]], dear: int, budget: int
+@given(groups=groups, pairs=st.sampled_from([0, 1, 100, 10_000]), budget=st.integers(1, 200))
+def test_every_row_is_in_one_bundle_with_rows_of_its_own_prompt(
+    groups: list[tuple[int, list[int]]], pairs: int, budget: int
 ) -> None:
-    flat = Rows.of(rows_in_groups(groups))
-    found = cuts(flat, torch.arange(len(flat)), budget, dear=dear, overhead=1)
+    flat = FlatRows.of(rows_in_groups(groups))
+    found = cuts(flat, torch.arange(len(flat)), budget, attention_pairs_per_token=pairs, overhead=1)
     assert sorted(torch.cat([cut.rows for cut in found]).tolist()) == list(range(len(flat)))
     for cut in found:
-        assert cut.tree.tolist() == sorted(cut.tree.tolist())
+        assert cut.bundle.tolist() == sorted(cut.bundle.tolist())
         prompts: dict[int, set[tuple[int, ...]]] = {}
-        for row, tree in zip(cut.rows.tolist(), cut.tree.tolist(), strict=True):
+        for row, bundle in zip(cut.rows.tolist(), cut.bundle.tolist(), strict=True):
             start = int(flat.starts[row])
             prompt = flat.tokens[start : start + int(flat.lengths[row] - flat.response_lengths[row])]
-            prompts.setdefault(tree, set()).add(tuple(prompt.tolist()))
+            prompts.setdefault(bundle, set()).add(tuple(prompt.tolist()))
         assert all(len(each) == 1 for each in prompts.values())
 
 
 def test_a_group_shares_its_prompt_and_other_prompts_of_that_length_stay_apart(policy: PolicyModel) -> None:
-    flat = Rows.of(rows_in_groups([(8, [3, 3, 3, 3]), (8, [3, 3, 3, 3])]))
-    (cut,) = cuts(flat, torch.arange(8), 10_000, dear=10_000, overhead=256)
-    assert cut.tree.tolist() == [0] * 4 + [1] * 4
+    flat = FlatRows.of(rows_in_groups([(8, [3, 3, 3, 3]), (8, [3, 3, 3, 3])]))
+    (cut,) = cuts(flat, torch.arange(8), 10_000, attention_pairs_per_token=10_000, overhead=256)
+    assert cut.bundle.tolist() == [0] * 4 + [1] * 4
     micro = build(flat, cut)
     assert micro.input_ids.shape == (2, 8 + 4 * 2)
     assert micro.position_ids is not None
     assert micro.position_ids[0].tolist() == [*range(8), 8, 9, 8, 9, 8, 9, 8, 9]
 
 
-def test_long_responses_are_not_worth_a_wide_tree() -> None:
-    flat = Rows.of(rows_in_groups([(8, [300] * 8)]))
-    (cut,) = cuts(flat, torch.arange(8), 10_000, dear=384, overhead=256)
-    assert cut.tree.tolist() == list(range(8))
-    some = Rows.of(rows_in_groups([(150, [120] * 8)]))
-    (cut,) = cuts(some, torch.arange(8), 10_000, dear=384, overhead=256)
-    assert cut.tree.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]  # wider ones would look at more than they save
+def test_long_responses_are_not_worth_a_wide_bundle() -> None:
+    flat = FlatRows.of(rows_in_groups([(8, [300] * 8)]))
+    (cut,) = cuts(flat, torch.arange(8), 10_000, attention_pairs_per_token=384, overhead=256)
+    assert cut.bundle.tolist() == list(range(8))
+    some = FlatRows.of(rows_in_groups([(150, [120] * 8)]))
+    (cut,) = cuts(some, torch.arange(8), 10_000, attention_pairs_per_token=384, overhead=256)
+    assert cut.bundle.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]  # wider ones would look at more than they save
 
 
 @pytest.mark.parametrize(
@@ -118,13 +120,13 @@ def test_long_responses_are_not_worth_a_wide_tree() -> None:
     ],
     ids=["llama", "qwen", "windowed", "windowed in part", "positions by distance"],
 )
-def test_only_models_that_look_back_at_everything_have_trees(config: Any, is_shared: bool) -> None:
+def test_only_models_that_attend_to_all_positions_share_prompts(config: Any, is_shared: bool) -> None:
     model = AutoModelForCausalLM.from_config(config)
-    assert trees.dear(model) == (6 * 32 if is_shared else 0)
+    assert shared_prompts.attention_pairs_per_token(model) == (6 * 32 if is_shared else 0)
 
 
-def test_a_model_that_does_not_heed_the_mask_has_no_trees() -> None:
+def test_a_model_that_ignores_the_mask_shares_no_prompts() -> None:
     model = AutoModelForCausalLM.from_config(LlamaConfig(**SIZES))
     forward = model.model.forward
     model.model.forward = lambda attention_mask=None, **inputs: forward(**inputs)
-    assert trees.dear(model) == 0
+    assert shared_prompts.attention_pairs_per_token(model) == 0

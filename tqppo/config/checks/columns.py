@@ -59,4 +59,14 @@ def _gap(reader: str, name: str, config: Config) -> Gap:
             "dynamic sampling with a reward function",
             "set algorithm.filter_groups = false, or delete reward_model.path",
         )
+    if name == "sum_pi_squared":
+        return Gap(
+            "E310",
+            f"the advantage estimator {config.algorithm.advantage}",
+            name,
+            "the trainer computes with the old log-probabilities, and old_logprobs takes the engine's",
+            ("algorithm.advantage", "algorithm.old_logprobs"),
+            'algorithm.old_logprobs = "recompute"',
+            "delete algorithm.old_logprobs, or use another estimator",
+        )
     return Gap("E310", reader, name, "no earlier stage writes", ("mode",), "", "")

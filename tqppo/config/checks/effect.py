@@ -6,8 +6,9 @@ preset for ppo.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from tqppo.config.checks.registry import Context, check
 from tqppo.config.diagnostics import Diagnostic
@@ -20,7 +21,7 @@ from tqppo.config.facts import (
     needs_reference,
 )
 from tqppo.config.schema import settings
-from tqppo.config.sections import Config
+from tqppo.config.sections import ADVANTAGE_OPTIONS, LOSS_OPTIONS, Config
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,44 @@ class Rule:
 
 _TINY = tuple(f"model.{name}" for name in ("family", "hidden_size", "num_layers", "num_heads", "tie_embeddings"))
 
+
+def _option_rules() -> Iterator[Rule]:
+    """One rule per option of a loss or an advantage estimator: it has an effect only with those that use it."""
+    for option, users in _users(LOSS_OPTIONS).items():
+        yield Rule(
+            (f"algorithm.{option}",),
+            partial(_uses_loss_option, users),
+            f"algorithm.loss is not one of those that use it ({', '.join(users)})",
+            ("algorithm.loss", "mode"),
+            f'set algorithm.loss = "{users[0]}"',
+        )
+    for option, users in _users(ADVANTAGE_OPTIONS).items():
+        yield Rule(
+            (f"algorithm.{option}",),
+            partial(_uses_advantage_option, users),
+            f"algorithm.advantage is not one of those that use it ({', '.join(users)})",
+            ("algorithm.advantage", "mode"),
+            'set mode = "ppo"' if users == ["gae"] else f'set algorithm.advantage = "{users[0]}"',
+        )
+
+
+def _uses_loss_option(users: Sequence[str], config: Config) -> bool:
+    """Distillation by policy gradient clips as the loss ppo does, whatever the config's loss."""
+    return config.algorithm.loss in users or ("ppo" in users and has_teachers(config))
+
+
+def _uses_advantage_option(users: Sequence[str], config: Config) -> bool:
+    return config.algorithm.advantage in users
+
+
+def _users(options: Mapping[str, tuple[str, ...]]) -> dict[str, list[str]]:
+    """Option → the losses or estimators that use it."""
+    names = dict.fromkeys(option for used in options.values() for option in used)
+    return {option: [name for name, used in options.items() if option in used] for option in names}
+
+
 RULES: tuple[Rule, ...] = (
+    *_option_rules(),
     Rule(
         ("critic.*",),
         has_critic,
@@ -90,13 +128,6 @@ RULES: tuple[Rule, ...] = (
         'set algorithm.kl_loss = "k3"',
     ),
     Rule(
-        ("algorithm.lam",),
-        lambda c: c.algorithm.advantage == "gae",
-        "λ belongs to the advantage estimator gae",
-        ("algorithm.advantage", "mode"),
-        'set mode = "ppo"',
-    ),
-    Rule(
         ("algorithm.correction_cap",),
         lambda c: c.algorithm.correction != "none",
         "correction is off",
@@ -116,13 +147,6 @@ RULES: tuple[Rule, ...] = (
         "reject is off",
         ("algorithm.reject",),
         'set algorithm.reject = "token"',
-    ),
-    Rule(
-        ("algorithm.sapo_tau_positive", "algorithm.sapo_tau_negative"),
-        lambda c: c.algorithm.loss == "sapo",
-        "only the loss sapo has temperatures",
-        ("algorithm.loss",),
-        'set algorithm.loss = "sapo"',
     ),
     Rule(
         ("algorithm.horizon",),

@@ -1,4 +1,4 @@
-"""The training loop that actor and critic share: mini-batches, micro-batches, exact normalisers, optimizer, state."""
+"""The training loop of actor and critic: mini-batches, micro-batches, exact normalisers, optimizer, state."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tqppo.protocols import Metrics
 from tqppo.weights import file as tensorfile
 from tqppo.weights.file import Entry
 from tqppo.weights.shards import like, whole
-from tqppo.workers.compute.microbatch import MicroBatch, Rows
+from tqppo.workers.compute.microbatch import FlatRows, MicroBatch
 from tqppo.workers.compute.optimizer import Optimizer, learning_rate
 from tqppo.workers.compute.worker import Worker, followed_by_none, idle_micro_batch
 from tqppo.workers.process.bridge import Columns
@@ -25,9 +25,9 @@ from tqppo.workers.process.bridge import Columns
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A micro-batch's share of the mini-batch's loss, and what to report.
+    """A micro-batch's share of the mini-batch's loss, and the metrics to report.
 
-    `parts` are shares too, and add up; `sums` are over tokens, and are divided by the tokens trained on.
+    `parts` are shares too, so they add up; `sums` are over tokens and get divided by the tokens trained on.
     """
 
     value: Tensor
@@ -37,10 +37,10 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which tokens and rows of an update count, worked out once."""
+    """Which tokens and rows of an update count, computed once per update."""
 
     keep: Tensor  # [ΣR] bool: tokens in the loss
-    counts: Tensor  # [B] how many of them a row has
+    counts: Tensor  # [B] number of those tokens in each row
     active: Tensor  # [B] bool: rows that can have a gradient; the others need no forward
     weights: Tensor  # [B] session weights
 
@@ -61,7 +61,7 @@ class Tokens:
 
 @dataclass(slots=True)
 class Tally:
-    """Numbers of one update, on this rank: means over mini-batches of what adds up over micro-batches and ranks."""
+    """Figures of one update on this rank, summed over micro-batches and mini-batches."""
 
     totals: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     grad_norms: list[float] = field(default_factory=list)
@@ -78,14 +78,14 @@ class Tally:
 
 
 class Learner(Worker):
-    """A worker whose model learns. Roles give `_loss`, `_selection` and `report_names`."""
+    """A worker whose model learns. Roles define `_loss`, `_idle_loss`, `_selection` and `report_names`."""
 
-    prefix = ""  # of the metrics: "actor", "critic"
+    prefix = ""  # first part of the metrics' names: "actor", "critic"
 
     @property
     def report_names(self) -> tuple[str, ...]:
-        """What `_loss` reports, known also to a rank that has no rows."""
-        raise AssertionError("a role says what it reports")
+        """Names of the metrics that `_loss` reports; a rank without rows needs them too."""
+        raise NotImplementedError
 
     def start(self) -> None:
         if self.dtype == torch.float16:
@@ -94,16 +94,19 @@ class Learner(Worker):
         self.optimizer = Optimizer(self.model, self.spec.optimizer)
         self.num_updates = 0
 
-    def _selection(self, rows: Rows) -> Selection:
-        raise AssertionError("a role says which tokens its loss counts")
+    def _selection(self, rows: FlatRows) -> Selection:
+        """Which tokens and rows the role's loss counts."""
+        raise NotImplementedError
 
-    def _loss(self, rows: Rows, micro: MicroBatch, whole: Normalisers) -> Loss:
-        raise AssertionError("a role says what its loss is")
+    def _loss(self, rows: FlatRows, micro: MicroBatch, whole: Normalisers) -> Loss:
+        """The role's loss of one micro-batch, as a share of the mini-batch that `whole` describes."""
+        raise NotImplementedError
 
     def _idle_loss(self, micro: MicroBatch) -> Tensor:
-        raise AssertionError("a role says how to run its model")
+        """A loss of 0 that runs the role's model, for a rank without rows."""
+        raise NotImplementedError
 
-    def tokens(self, rows: Rows, micro: MicroBatch) -> Tokens:
+    def tokens(self, rows: FlatRows, micro: MicroBatch) -> Tokens:
         weights = rows.row.get("session_weight")
         return Tokens(
             rows.response,
@@ -114,35 +117,35 @@ class Learner(Worker):
         )
 
     def train(self, columns: Columns, *, step: int, sizes: Sequence[int]) -> Metrics:
-        """Optimizer steps over this rank's mini-batches, which lie one after the other in `sizes` rows each."""
-        rows = Rows.of(columns)
+        """Take one optimizer step per mini-batch and epoch. Mini-batches are adjacent, of `sizes` rows each."""
+        rows = FlatRows.of(columns)
         sizes = sizes or [len(rows)]
         assert sum(sizes) == len(rows), f"mini-batches of {list(sizes)} rows do not make {len(rows)}"
         selection = self._selection(rows)
         lr = learning_rate(self.spec.optimizer, step)
         tally = Tally()
-        for chosen in list(torch.arange(len(rows)).split(list(sizes))) * self.spec.optimizer.epochs:
+        for chosen in list(torch.split(torch.arange(len(rows)), list(sizes))) * self.spec.optimizer.epochs:
             self._mini_batch(rows, chosen, selection, lr, tally)
         self.num_updates += tally.num_trained
         return self._metrics(tally, lr)
 
-    def _mini_batch(self, rows: Rows, chosen: Tensor, selection: Selection, lr: float, tally: Tally) -> None:
+    def _mini_batch(self, rows: FlatRows, chosen: Tensor, selection: Selection, lr: float, tally: Tally) -> None:
         cuts = self.micro_batches(rows, chosen[selection.active[chosen]])
-        everyone = self.ranks.gather([*_measures(selection, chosen), len(cuts)])
-        tokens, sequences, sessions, trained, _ = (sum(column) for column in zip(*everyone, strict=True))
+        by_rank = self.ranks.gather([*_measures(selection, chosen), len(cuts)])
+        tokens, sequences, sessions, trained, _ = (sum(column) for column in zip(*by_rank, strict=True))
         if tokens == 0:
             tally.num_all_padding += 1
             return
-        if trained == 0:  # every advantage is 0: AdamW would still move, along gradients of steps long past
+        if trained == 0:  # every advantage is 0; AdamW would still move the weights, along its moments
             tally.num_without_signal += 1
             return
         whole_batch = Normalisers(tokens, sequences, sessions)
-        for cut in followed_by_none(cuts, max(int(numbers[-1]) for numbers in everyone)):
+        for cut in followed_by_none(cuts, max(int(numbers[-1]) for numbers in by_rank)):
             if cut is None:
-                self._idle_loss(idle_micro_batch(self.device)).backward()
+                torch.autograd.backward(self._idle_loss(idle_micro_batch(self.device)))
                 continue
             loss = self._loss(rows, self.build(rows, cut, selection.keep), whole_batch)
-            (loss.value * self.ranks.size).backward()  # FSDP averages over ranks; shares must add up
+            torch.autograd.backward(loss.value * self.ranks.size)  # FSDP averages over ranks; shares must add up
             tally.add(loss, trained)
         norm, is_taken = self.optimizer.step(lr)
         tally.num_trained += 1
@@ -150,9 +153,9 @@ class Learner(Worker):
         tally.grad_norms.append(norm)
 
     def _metrics(self, tally: Tally, lr: float) -> Metrics:
-        """The same on every rank: shares are added up, the rest is common knowledge."""
+        """The metrics of the whole update, the same on every rank: shares are added up over the ranks."""
         count = max(1, tally.num_trained)
-        everyone = self.ranks.gather([tally.totals[name] / count for name in self.report_names])
+        by_rank = self.ranks.gather([tally.totals[name] / count for name in self.report_names])
         metrics = {
             f"{self.prefix}/lr": lr,
             f"{self.prefix}/updates": float(tally.num_trained - tally.num_skipped),
@@ -163,7 +166,7 @@ class Learner(Worker):
             metrics["padding/all_padding"] = float(tally.num_all_padding)
         if tally.num_trained:
             metrics[f"{self.prefix}/grad_norm"] = sum(tally.grad_norms) / count
-            for name, shares in zip(self.report_names, zip(*everyone, strict=True), strict=True):
+            for name, shares in zip(self.report_names, zip(*by_rank, strict=True), strict=True):
                 metrics[name] = sum(shares)
         return metrics
 
@@ -173,7 +176,7 @@ class Learner(Worker):
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
     def save(self, folder: str) -> None:
-        """All that a bit-exact continuation needs, in safetensors and JSON; loads on any number of ranks."""
+        """Save all that a bit-exact continuation needs, in safetensors and JSON; any number of ranks can load it."""
         path = Path(folder)
         path.mkdir(parents=True, exist_ok=True)
         is_writer = self.ranks.rank == 0
@@ -188,7 +191,7 @@ class Learner(Worker):
         self.ranks.barrier()
 
     def load(self, folder: str) -> None:
-        """The reverse of `save`. On another number of ranks the random states start from the seed."""
+        """Load what `save` wrote. On another number of ranks the random states start from the seed."""
         path = Path(folder)
         state = json.loads((path / "state.json").read_text())
         with torch.no_grad(), tensorfile.reading(path / "model.safetensors") as read:
@@ -206,13 +209,13 @@ class Learner(Worker):
             for key in tensorfile.names(path):
                 moment, name = key.split(".", 1)
                 value = read(key)
-                # the step count is one number, and stays whole
+                # the step count is a single number and is not sharded
                 moments[key] = value.clone() if moment == "step" else like(value, self.optimizer.parameters[name])
         self.optimizer.restore(moments)
 
 
 def _measures(selection: Selection, chosen: Tensor) -> list[float]:
-    """Tokens, sequences and session weights that count in the loss, and tokens that get a forward."""
+    """Totals of tokens, sequences and session weights in the loss, and of the tokens that get a forward."""
     counts = selection.counts[chosen]
     return [
         float(counts.sum()),
@@ -244,4 +247,4 @@ def _check_names(path: Path, found: set[str], expected: set[str]) -> None:
     if found == expected:
         return
     missing, surplus = sorted(expected - found)[:3], sorted(found - expected)[:3]
-    raise CheckpointError(f"{path} is of another model: it lacks {missing} and has {surplus} besides")
+    raise CheckpointError(f"{path} belongs to another model: it lacks {missing} and has {surplus} in addition")

@@ -1,31 +1,31 @@
-"""From rows to micro-batches: flat columns, cuts by token budget, and tensors for a forward without padding waste.
+"""Micro-batches from rows: flat columns, cuts by token budget, and tensors for a forward with little padding.
 
-The last token of a row needs no forward: the output at position t scores token t + 1, so a row of S
-tokens takes S − 1 positions.
+The last token of a row needs no forward: the output at position t scores token t + 1, so a row of S tokens takes S − 1
+positions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from tqppo.workers.compute import shared_prompts as trees
+from tqppo.algorithms.layout import to_nested
+from tqppo.workers.compute import shared_prompts
 from tqppo.workers.compute.shared_prompts import spans
 
 LAYOUTS = ("trimmed", "packed")
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class FlatRows:
     """B rows laid end to end. Response columns share one layout: [ΣR], row i at `response_starts[i]`."""
 
     tokens: Tensor  # [ΣS]
-    starts: Tensor  # [B] int64, where a row's tokens begin
+    starts: Tensor  # [B] int64, index of a row's first token
     lengths: Tensor  # [B] int64, S
     response_starts: Tensor  # [B]
     response_lengths: Tensor  # [B], R
@@ -36,79 +36,78 @@ class Rows:
         return len(self.lengths)
 
     @staticmethod
-    def of(columns: Mapping[str, Any]) -> Rows:
-        """From columns as the queue gives them: jagged nested tensors, and dense ones for values per row."""
+    def of(columns: Mapping[str, Tensor]) -> FlatRows:
+        """Flatten columns as the queue returns them: jagged nested tensors, and dense ones for values per row."""
         tokens = columns["tokens"]
-        mask = columns["response_mask"]
         starts, lengths = _extents(tokens)
-        response_starts, response_lengths = _extents(mask)
+        response_starts, response_lengths = _extents(columns["response_mask"])
         assert bool((lengths > response_lengths).all()), "a row needs at least one prompt token"
-        response = {name: c.values() for name, c in columns.items() if _is_ragged(c) and name != "tokens"}
+        response = {name: c.values() for name, c in columns.items() if c.is_nested and name != "tokens"}
         total = int(response_lengths.sum())
         wrong = {name: len(values) for name, values in response.items() if len(values) != total}
         assert not wrong, f"response columns of other lengths than response_mask's {total}: {wrong}"
-        row = {name: c for name, c in columns.items() if isinstance(c, Tensor) and not _is_ragged(c)}
-        return Rows(tokens.values(), starts, lengths, response_starts, response_lengths, response, row)
+        row = {name: c for name, c in columns.items() if not c.is_nested}
+        return FlatRows(tokens.values(), starts, lengths, response_starts, response_lengths, response, row)
 
     def jagged(self, values: Tensor) -> Tensor:
         """A response column [ΣR] as a jagged nested tensor."""
-        offsets = torch.cat([self.response_starts, self.response_starts.new_tensor([len(values)])])
-        return torch.nested.nested_tensor_from_jagged(values, offsets)
+        return to_nested(values, self.response_lengths)
 
     def count(self, flags: Tensor) -> Tensor:
-        """flags [ΣR] bool → [B] int64: how many a row has that are set."""
+        """Number of set flags of each row: [ΣR] bool → [B] int64."""
         counts = torch.zeros(len(self), dtype=torch.int64)
         row = torch.repeat_interleave(torch.arange(len(self)), self.response_lengths)
         return counts.index_add_(0, row, flags.to(torch.int64))
 
 
-def _is_ragged(column: Any) -> bool:
-    return isinstance(column, Tensor) and column.is_nested
-
-
-def _extents(column: Any) -> tuple[Tensor, Tensor]:
-    offsets = column.offsets().to(torch.int64)
+def _extents(column: Tensor) -> tuple[Tensor, Tensor]:
+    """Starts and lengths of a jagged tensor's rows: [B] int64 each."""
+    offsets: Tensor = column.offsets().to(torch.int64)  # type: ignore[attr-defined]
     return offsets[:-1], offsets.diff()
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
-    """The rows of one forward, and which of them share a row of its input: those of one tree."""
+class MicroBatchCut:
+    """The rows of one forward, and the bundle of each: rows of one bundle share their prompt."""
 
-    rows: Tensor  # [b] which rows of `Rows`
-    tree: Tensor  # [b] 0 … n − 1, ascending
+    rows: Tensor  # [b] indices into `FlatRows`
+    bundle: Tensor  # [b] 0 … n − 1, ascending
 
     @staticmethod
-    def apart(rows: Tensor) -> Cut:
-        return Cut(rows, torch.arange(len(rows)))
+    def apart(rows: Tensor) -> MicroBatchCut:
+        """Each row in a bundle of its own."""
+        return MicroBatchCut(rows, torch.arange(len(rows)))
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """One forward. N is the number of response tokens that are scored, in row order."""
+    """The tensors of one forward, which scores N response tokens in row order."""
 
     input_ids: Tensor  # [n, T], or [1, Σ(S − 1)] when packed
-    position_ids: Tensor | None  # packed: restarts at 0 for each row; trees: goes on from the prompt in each branch
-    branch: Tensor | None  # [n, T] trees: 0 in the prompt, then 1, 2 …
+    position_ids: Tensor | None  # packed: restart at 0 for each row; bundles: each response continues from the prompt
+    response: Tensor | None  # [n, T], bundles: 0 in the prompt, then the number of the response
     outputs: Tensor  # [N] positions in the flattened input that score the tokens
     targets: Tensor  # [N] the tokens
-    places: Tensor  # [N] where these tokens are in response columns [ΣR]
+    places: Tensor  # [N] indices of these tokens in response columns [ΣR]
     row: Tensor  # [N] row of each token, 0 … b − 1
-    rows: Tensor  # [b] which rows of `Rows` these are
+    rows: Tensor  # [b] indices of the rows in `FlatRows`
 
     def to(self, device: torch.device) -> MicroBatch:
         if device.type == "cpu":
             return self
-        moved: dict[str, Any] = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        moved = {name: None if tensor is None else tensor.to(device) for name, tensor in moved.items()}
-        return MicroBatch(**moved)
+        return replace(self, **{name: each.to(device) for name, each in self._tensors().items()})
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """The fields that are not None, by name."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: value for name, value in values.items() if value is not None}
 
 
 def plan(widths: Sequence[int], budget: int, *, overhead: int = 256) -> list[list[int]]:
-    """Cut rows into micro-batches of similar widths (positions of a row), each at most `budget` positions padded.
+    """Cut rows into micro-batches of similar widths (positions of a row), each at most `budget` positions with padding.
 
-    Chooses the cuts of the sorted rows with the least padded positions plus `overhead` per
-    micro-batch, the price of one more forward in positions. A row wider than the budget is alone.
+    Chooses the cuts of the sorted rows with the fewest padded positions plus `overhead` per micro-batch, the cost of
+    one more forward in positions. A row wider than the budget gets a micro-batch of its own.
     """
     if not len(widths):
         return []
@@ -141,34 +140,38 @@ def _chunks(
     return micro_batches
 
 
-def cuts(rows: Rows, chosen: Tensor, budget: int, *, dear: int, overhead: int) -> list[Cut]:
-    """The chosen rows as forwards of at most `budget` positions, those with one prompt together where it pays."""
-    prompts, branches = _positions(rows, chosen)
-    tree = trees.grow(rows.tokens, rows.starts[chosen], prompts, branches, dear=dear)
-    widths = torch.zeros(int(tree[-1]) + 1 if len(tree) else 0, dtype=torch.int64)
-    widths.index_add_(0, tree, branches)
-    widths[tree] += prompts
-    order = torch.arange(len(chosen)).split(torch.bincount(tree).tolist())  # rows of each tree
+def cuts(
+    rows: FlatRows, chosen: Tensor, budget: int, *, attention_pairs_per_token: int, overhead: int
+) -> list[MicroBatchCut]:
+    """Cut the chosen rows into forwards of at most `budget` positions; rows with one prompt share it where it pays."""
+    prompts, responses = _positions(rows, chosen)
+    bundle = shared_prompts.assign_bundles(
+        rows.tokens, rows.starts[chosen], prompts, responses, attention_pairs_per_token=attention_pairs_per_token
+    )
+    widths = torch.zeros(int(bundle[-1]) + 1 if len(bundle) else 0, dtype=torch.int64)
+    widths.index_add_(0, bundle, responses)
+    widths[bundle] += prompts
+    order = torch.split(torch.arange(len(chosen)), torch.bincount(bundle).tolist())  # rows of each bundle
     found = []
     for members in plan(widths.tolist(), budget, overhead=overhead):
         parts = [order[number] for number in members]
         number = torch.repeat_interleave(torch.arange(len(parts)), torch.tensor([len(part) for part in parts]))
-        found.append(Cut(chosen[torch.cat(parts)], number))
+        found.append(MicroBatchCut(chosen[torch.cat(parts)], number))
     return found
 
 
-def _positions(rows: Rows, chosen: Tensor) -> tuple[Tensor, Tensor]:
-    """Positions before a row's response, and those in it that go through the model: all but the last token's."""
+def _positions(rows: FlatRows, chosen: Tensor) -> tuple[Tensor, Tensor]:
+    """Number of positions before each row's response, and of those in it that need a forward: all but the last."""
     lengths = rows.response_lengths[chosen]
     return rows.lengths[chosen] - lengths, (lengths - 1).clamp(min=0)
 
 
 def build(
-    rows: Rows, cut: Cut, *, layout: str = "trimmed", keep: Tensor | None = None, width: int = 0
+    rows: FlatRows, cut: MicroBatchCut, *, layout: str = "trimmed", keep: Tensor | None = None, width: int = 0
 ) -> MicroBatch:  # fmt: skip
-    """The forward over these rows; `keep` [ΣR] leaves out response tokens that need no score.
+    """The forward over these rows. `keep` [ΣR] is false for response tokens that need no score.
 
-    Right padding needs no attention mask: a causal model never looks at it. `width` pads further.
+    Right padding needs no attention mask, because a causal model never attends to it. `width` pads further.
     """
     chosen, starts = cut.rows, rows.starts[cut.rows]
     row, within = spans(rows.response_lengths[chosen])
@@ -176,20 +179,20 @@ def build(
     if keep is not None:
         kept = keep[places].nonzero().squeeze(-1)
         row, within, places = row[kept], within[kept], places[kept]
-    prompts, branches = _positions(rows, chosen)
+    prompts, responses = _positions(rows, chosen)
     targets = rows.tokens[(starts + prompts)[row] + within]
     if layout == "packed":
-        input_ids, position_ids, begin = _packed(rows.tokens, starts, prompts + branches)
+        input_ids, position_ids, begin = _packed(rows.tokens, starts, prompts + responses)
         outputs = (begin + prompts)[row] + within - 1
         return MicroBatch(input_ids, position_ids, None, outputs, targets, places, row, chosen)
-    grove = trees.plant(rows.tokens, starts, cut.tree, prompts, branches, width)
+    bundled = shared_prompts.lay_out(rows.tokens, starts, cut.bundle, prompts, responses, width)
     # The first token of a response is scored by the last of its prompt, each later one by the one before it.
-    before = torch.where(within == 0, prompts[row], grove.begin[row] + within) - 1
-    outputs = cut.tree[row] * grove.tokens.shape[1] + before
-    return MicroBatch(grove.tokens, grove.positions, grove.branch, outputs, targets, places, row, chosen)
+    before = torch.where(within == 0, prompts[row], bundled.begin[row] + within) - 1
+    outputs = cut.bundle[row] * bundled.tokens.shape[1] + before
+    return MicroBatch(bundled.tokens, bundled.positions, bundled.response, outputs, targets, places, row, chosen)
 
 
-def last_positions(rows: Rows, chosen: Tensor, *, layout: str = "trimmed") -> MicroBatch:
+def last_positions(rows: FlatRows, chosen: Tensor, *, layout: str = "trimmed") -> MicroBatch:
     """A forward over whole rows whose outputs are their last positions, for models that score a sequence."""
     starts, used = rows.starts[chosen], rows.lengths[chosen]
     number = torch.arange(len(chosen))
@@ -205,7 +208,9 @@ def last_positions(rows: Rows, chosen: Tensor, *, layout: str = "trimmed") -> Mi
 
 def _trimmed(tokens: Tensor, starts: Tensor, used: Tensor) -> Tensor:
     positions = torch.arange(int(used.max()))
-    return tokens[starts[:, None] + torch.minimum(positions[None, :], (used - 1)[:, None])]  # padded with the last
+    return tokens[
+        starts[:, None] + torch.minimum(positions[None, :], (used - 1)[:, None])
+    ]  # padded with the last token
 
 
 def _packed(tokens: Tensor, starts: Tensor, used: Tensor) -> tuple[Tensor, Tensor, Tensor]:

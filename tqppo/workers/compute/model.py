@@ -1,7 +1,7 @@
-"""Models as the workers run them: loaded from `transformers`, sharded with FSDP2, with a head per role.
+"""The workers' models: loaded from `transformers`, sharded with FSDP2, with a head per role.
 
-Each head sees only the hidden states of the positions that matter: response tokens for policies and
-critics, the last token for reward models.
+Each head computes only the positions that matter: response tokens for policies and critics, the last token for reward
+models.
 """
 
 from __future__ import annotations
@@ -14,16 +14,24 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    PreTrainedModel,
+)
 from transformers import logging as transformers_logging
 
 from tqppo.errors import PreflightError
-from tqppo.workers.compute import shared_prompts as trees
-from tqppo.workers.compute.logprobs import token_logprobs
+from tqppo.workers.compute import shared_prompts
+from tqppo.workers.compute.logprobs import TokenScores, token_logprobs
 from tqppo.workers.compute.microbatch import MicroBatch
 from tqppo.workers.specs import ModelSpec
 
+AutoClass = type[AutoModel] | type[AutoModelForCausalLM] | type[AutoModelForSequenceClassification]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -47,9 +55,9 @@ def layout_for(attention: str) -> str:
 
 
 class PolicyModel(nn.Module):
-    """A causal language model that returns log-probabilities of chosen tokens instead of logits of all."""
+    """A causal language model that returns log-probabilities of chosen tokens instead of all logits."""
 
-    def __init__(self, causal_lm: Any) -> None:
+    def __init__(self, causal_lm: PreTrainedModel) -> None:
         super().__init__()
         self.causal_lm = causal_lm
         config = causal_lm.config.get_text_config()
@@ -58,8 +66,10 @@ class PolicyModel(nn.Module):
         self._scale = getattr(config, "logit_scale", None) or 1.0
         self._scale /= getattr(config, "logits_scaling", None) or 1.0
 
-    def forward(self, micro: MicroBatch, temperature: float, with_entropy: bool) -> tuple[Tensor, Tensor | None]:
-        """Log-probabilities [N] and, if asked, entropies [N] of the micro-batch's tokens."""
+    def forward(
+        self, micro: MicroBatch, temperature: float, with_entropy: bool = False, with_sum_squares: bool = False
+    ) -> TokenScores:
+        """Log-probabilities [N] and, if asked for, entropies [N] and Σ p² [N] of the micro-batch's tokens."""
         hidden = _hidden(self.causal_lm.base_model, micro)
         return token_logprobs(
             self.logits,
@@ -68,11 +78,12 @@ class PolicyModel(nn.Module):
             vocabulary=self.vocabulary,
             temperature=temperature,
             with_entropy=with_entropy,
+            with_sum_squares=with_sum_squares,
         )
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden [N, H] → [N, V], with whatever the architecture does after its output layer."""
-        logits = self.causal_lm.get_output_embeddings()(hidden)
+        """hidden [N, H] → [N, V], with the scaling and capping that the architecture applies after its output layer."""
+        logits: Tensor = self.causal_lm.get_output_embeddings()(hidden)  # type: ignore[no-untyped-call]
         if self._scale != 1.0:
             logits = logits * self._scale
         if self._softcap:
@@ -81,9 +92,9 @@ class PolicyModel(nn.Module):
 
 
 class ValueModel(nn.Module):
-    """A backbone with one number per position, 0 everywhere at the start."""
+    """A backbone with one value per position, initialised to 0 everywhere."""
 
-    def __init__(self, backbone: Any) -> None:
+    def __init__(self, backbone: PreTrainedModel) -> None:
         super().__init__()
         self.backbone = backbone
         self.value_head = nn.Linear(backbone.config.get_text_config().hidden_size, 1)
@@ -92,27 +103,30 @@ class ValueModel(nn.Module):
 
     def forward(self, micro: MicroBatch) -> Tensor:
         """The value before each of the micro-batch's tokens: [N]."""
-        return self.value_head(_hidden(self.backbone, micro)).squeeze(-1).float()
+        values: Tensor = self.value_head(_hidden(self.backbone, micro))
+        return values.squeeze(-1).float()
 
 
 class ScoreModel(nn.Module):
     """A sequence-classification model with one label: its score at the last token of each row."""
 
-    def __init__(self, classifier: Any) -> None:
+    def __init__(self, classifier: PreTrainedModel) -> None:
         super().__init__()
         self.classifier = classifier
 
     def forward(self, micro: MicroBatch) -> Tensor:
         """[b]; the micro-batch's outputs are the rows' last positions."""
-        return self.classifier.score(_hidden(self.classifier.base_model, micro)).squeeze(-1).float()
+        head = self.classifier.get_submodule("score")
+        scores: Tensor = head(_hidden(self.classifier.base_model, micro))
+        return scores.squeeze(-1).float()
 
 
-def _hidden(backbone: Any, micro: MicroBatch) -> Tensor:
+def _hidden(backbone: nn.Module, micro: MicroBatch) -> Tensor:
     """Hidden states of the micro-batch's outputs: [N, H]."""
     inputs = {} if micro.position_ids is None else {"position_ids": micro.position_ids}
-    if micro.branch is not None:
-        inputs["attention_mask"] = trees.attention_mask(micro.branch)
-    hidden = backbone(input_ids=micro.input_ids, use_cache=False, **inputs).last_hidden_state
+    if micro.response is not None:
+        inputs["attention_mask"] = shared_prompts.attention_mask(micro.response)
+    hidden: Tensor = backbone(input_ids=micro.input_ids, use_cache=False, **inputs).last_hidden_state
     return hidden.flatten(0, 1).index_select(0, micro.outputs)
 
 
@@ -139,12 +153,12 @@ def load_score_model(spec: ModelSpec, device: torch.device) -> ScoreModel:
     return ScoreModel(classifier)
 
 
-def _pretrained(auto_class: Any, spec: ModelSpec, device: torch.device) -> Any:
-    transformers_logging.disable_progress_bar()
+def _pretrained(auto_class: AutoClass, spec: ModelSpec, device: torch.device) -> PreTrainedModel:
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
-        model = auto_class.from_pretrained(
+        model: PreTrainedModel = auto_class.from_pretrained(
             spec.path,
-            dtype=torch.float32,  # parameters that learn; the computation's type is FSDP's affair
+            dtype=torch.float32,  # of the parameters; FSDP sets the type of the computation
             attn_implementation=attention_kernel(spec.attention, device),
             trust_remote_code=spec.trust_remote_code,
         )
@@ -153,14 +167,14 @@ def _pretrained(auto_class: Any, spec: ModelSpec, device: torch.device) -> Any:
     _drop_dropout(model)
     if spec.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        model.train()  # transformers checkpoints only in training mode, which no longer means dropout
+        model.train()  # transformers checkpoints only in training mode; dropout is off by now
     else:
-        model.eval()
+        model.eval()  # type: ignore[no-untyped-call]
     return model
 
 
 def _drop_dropout(model: nn.Module) -> None:
-    """A dropped unit would make the loss depend on the cut into micro-batches, and old log-probabilities wrong."""
+    """Turn dropout off: it would make the loss depend on the cut into micro-batches, and old log-probabilities off."""
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
@@ -171,7 +185,7 @@ def _drop_dropout(model: nn.Module) -> None:
 
 @torch.no_grad()
 def _check_head(model: PolicyModel, path: str) -> None:
-    """Backbone, then head, must be what the model itself computes; some architectures do more in between."""
+    """Refuse a model whose own logits differ from backbone plus head: some architectures do more in between."""
     tokens = torch.arange(3)[None] % model.vocabulary
     device = next(model.parameters()).device
     tokens = tokens.to(device)
@@ -179,28 +193,31 @@ def _check_head(model: PolicyModel, path: str) -> None:
     ours = model.logits(model.causal_lm.base_model(input_ids=tokens, use_cache=False).last_hidden_state[0])
     if not torch.allclose(expected.float(), ours.float(), rtol=1e-3, atol=1e-3):
         name = type(model.causal_lm).__name__
-        raise PreflightError(f"model {path!r}: {name} does something after its output layer that tqppo does not know")
+        raise PreflightError(
+            f"model {path!r}: {name} does something after its output layer that tqppo does not support"
+        )
 
 
 def add_lora(model: PolicyModel, spec: ModelSpec, *, seed: int) -> None:
-    """Freeze the model and inject adapters, in place; the same ones for the same seed."""
+    """Freeze the model and inject adapters in place, initialised from the seed."""
     if importlib.util.find_spec("peft") is None:
         raise PreflightError("model.lora_rank needs peft, which is not installed: pip install 'tqppo[lora]'")
     from peft import LoraConfig, inject_adapter_in_model
 
     targets = spec.lora_targets[0] if spec.lora_targets == ("all-linear",) else list(spec.lora_targets)
-    settings: dict[str, Any] = {"r": spec.lora_rank, "lora_alpha": spec.lora_alpha, "target_modules": targets}
+    alpha: Any = spec.lora_alpha  # declared as an integer, used as a factor
+    settings = LoraConfig(r=spec.lora_rank, lora_alpha=alpha, target_modules=targets, lora_dropout=0.0)
     model.requires_grad_(False)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        inject_adapter_in_model(LoraConfig(**settings, lora_dropout=0.0), model.causal_lm)
+        inject_adapter_in_model(settings, model.causal_lm)
     if spec.gradient_checkpointing:
-        model.causal_lm.enable_input_require_grads()
+        model.causal_lm.enable_input_require_grads()  # type: ignore[no-untyped-call]
 
 
 @contextmanager
 def adapters_off(model: nn.Module) -> Iterator[None]:
-    """The model as it was before LoRA."""
+    """Disable the LoRA adapters inside the `with` block."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
@@ -216,23 +233,23 @@ def adapters_off(model: nn.Module) -> Iterator[None]:
 def shard(model: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
     """FSDP2 over all ranks: parameters stay float32, the computation runs in `dtype`.
 
-    A single rank in float32 needs none of it.
+    A single rank in float32 is not sharded.
     """
     size = dist.get_world_size() if dist.is_initialized() else 1
     if size == 1 and dtype == torch.float32:
         return model.to(device)
     if not dist.is_initialized():
-        raise PreflightError(f"model.dtype {dtype} is FSDP's work, which needs a process group")
-    mesh = dist.init_device_mesh(device.type, (size,))
+        raise PreflightError(f"model.dtype {dtype} needs FSDP, which needs a process group")
+    mesh = init_device_mesh(device.type, (size,))
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     for block in _blocks(model):
         fully_shard(block, mesh=mesh, mp_policy=policy)
-    # The root frees its parameters after each forward too: whole ones would be stale after `load`.
+    # The root frees its parameters after each forward too: gathered ones would be stale after `load`.
     fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
     return model
 
 
 def _blocks(model: nn.Module) -> list[nn.Module]:
-    """The decoder layers, as the architecture names them."""
+    """The decoder layers, found by the class names that the architecture declares."""
     names = {name for module in model.modules() for name in getattr(module, "_no_split_modules", None) or ()}
     return [module for module in model.modules() if type(module).__name__ in names]

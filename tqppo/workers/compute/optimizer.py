@@ -1,9 +1,9 @@
-"""AdamW with a learning rate that is a pure function of the training step, and a guard against bad gradients."""
+"""AdamW with a learning rate that is a pure function of the training step; skips gradients that are not finite."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from tqppo.workers.specs import OptimizerSpec
 
 
 def learning_rate(spec: OptimizerSpec, step: int) -> float:
-    """Of training step `step`, counted from 1. Warm-up reaches lr at step `warmup_steps`; decay starts there."""
+    """The learning rate of training step `step`, counted from 1. Warm-up ends and decay starts at `warmup_steps`."""
     if step <= spec.warmup_steps:
         return spec.lr * step / spec.warmup_steps
     if spec.schedule == "constant":
@@ -24,7 +24,7 @@ def learning_rate(spec: OptimizerSpec, step: int) -> float:
 
 
 class Optimizer:
-    """AdamW over the parameters that learn, by name."""
+    """AdamW over the trainable parameters, which it keeps by name."""
 
     def __init__(self, model: nn.Module, spec: OptimizerSpec) -> None:
         self.spec = spec
@@ -38,8 +38,10 @@ class Optimizer:
         )
 
     def step(self, lr: float) -> tuple[float, bool]:
-        """Clip, step and forget the gradients. Returns the norm before clipping, and whether the step was taken:
-        a norm that is not finite leaves parameters and moments as they were."""
+        """Clip the gradients, take a step, drop them. Returns the norm before clipping and whether a step was taken.
+
+        A norm that is not finite leaves parameters and moments unchanged.
+        """
         norm = self._clip()
         is_taken = math.isfinite(norm)
         if is_taken:
@@ -61,8 +63,8 @@ class Optimizer:
                 found[f"{moment}.{name}"] = value
         return found
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """The reverse of `state`; tensors must be laid out as the parameters are."""
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Load what `state` returned; tensors must be sharded like the parameters."""
         self._adamw.state.clear()
         for key, value in state.items():
             moment, name = key.split(".", 1)

@@ -1,134 +1,145 @@
-"""Rows with one prompt as one row of a forward: the prompt once, the responses as branches behind it.
+"""Bundles: several rows with one prompt as one row of a forward, the prompt once, followed by their responses.
 
-A branch sees the prompt and itself, at the positions that it has in a row of its own, so the results are those of
-separate rows. It pays while attention, which grows with the square of a tree's width, costs less than was saved.
+Each response sees the prompt and itself, at the positions that it has in a row of its own, so the results are those of
+separate rows. This pays while attention, whose cost grows with the square of a row's width, costs less than is saved.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-MAX_BRANCHES = 64
-PAIRS_PER_WIDTH = 6  # a position costs as much as 6 · (hidden size) pairs of positions in attention
+MAX_SHARING = 64  # responses behind one prompt
+PAIRS_PER_WIDTH = 6  # a token's linear layers cost as much as 6 · (hidden size) pairs of attention
 
 
-def grow(tokens: Tensor, starts: Tensor, prompts: Tensor, branches: Tensor, *, dear: int) -> Tensor:
-    """Number the trees of rows [b] in their order: neighbours with one prompt together, where that is cheaper.
+def assign_bundles(
+    tokens: Tensor, starts: Tensor, prompts: Tensor, responses: Tensor, *, attention_pairs_per_token: int
+) -> Tensor:
+    """The bundle of each row [b], numbered in the order of the rows.
 
-    `prompts` and `branches` are positions before and in the response; `dear`: pairs of attention per position.
+    Neighbours with the same prompt share a bundle where that is cheaper. `starts` index the rows' first tokens;
+    `prompts` and `responses` count their positions before and in the response.
     """
     row = torch.arange(len(starts))
-    if dear == 0:
+    if attention_pairs_per_token == 0:
         return row
-    group = (~_repeats(tokens, starts, prompts)).cumsum(0) - 1
+    group = (~_repeats_prompt(tokens, starts, prompts)).cumsum(0) - 1
     size = torch.bincount(group)
     first = size.cumsum(0) - size
-    wide = torch.zeros(len(size)).index_add_(0, group, branches.float())
-    fan = _fan(prompts[first].float(), wide, size, dear)
-    count = torch.ceil(size / fan).long()  # trees of a group
-    return (count.cumsum(0) - count)[group] + (row - first[group]) * count[group] // size[group]
+    in_responses = torch.zeros(len(size)).index_add_(0, group, responses.float())
+    per_bundle = _responses_per_bundle(prompts[first].float(), in_responses, size, attention_pairs_per_token)
+    num_bundles = torch.ceil(size / per_bundle).long()  # of each group
+    return (num_bundles.cumsum(0) - num_bundles)[group] + (row - first[group]) * num_bundles[group] // size[group]
 
 
-def _repeats(tokens: Tensor, starts: Tensor, prompts: Tensor) -> Tensor:
-    """[b] bool: rows whose prompt is that of the row before them."""
-    is_like = torch.zeros(len(starts), dtype=torch.bool)
-    is_like[1:] = prompts[1:] == prompts[:-1]
-    (later,) = is_like.nonzero(as_tuple=True)
+def _repeats_prompt(tokens: Tensor, starts: Tensor, prompts: Tensor) -> Tensor:
+    """Whether a row has the same prompt as the row before it: [b] bool."""
+    is_same = torch.zeros(len(starts), dtype=torch.bool)
+    is_same[1:] = prompts[1:] == prompts[:-1]
+    (later,) = is_same.nonzero(as_tuple=True)
     pair, within = spans(prompts[later])
     differs = tokens[starts[later][pair] + within] != tokens[starts[later - 1][pair] + within]
-    is_like[later[pair[differs]]] = False
-    return is_like
+    is_same[later[pair[differs]]] = False
+    return is_same
 
 
-def _fan(prompt: Tensor, wide: Tensor, size: Tensor, dear: int) -> Tensor:
-    """Branches per tree of each group, 1, 2, 4 …: the cheapest by positions and pairs of positions."""
-    fans = torch.tensor([2**i for i in range(MAX_BRANCHES.bit_length())])
-    fans = torch.minimum(fans[:, None], size[None, :])  # [candidates, groups]
-    trees = torch.ceil(size / fans)
-    width = prompt + wide / trees
-    cost = trees * width * (1 + width / dear)
-    return fans.gather(0, cost.argmin(0, keepdim=True)).squeeze(0)
+def _responses_per_bundle(prompt: Tensor, in_responses: Tensor, size: Tensor, attention_pairs_per_token: int) -> Tensor:
+    """The cheapest number of responses per bundle for each group, among 1, 2, 4, …
+
+    `prompt` and `in_responses` are the positions of the group's prompt and of all its responses.
+    """
+    candidates = torch.tensor([2**i for i in range(MAX_SHARING.bit_length())])
+    candidates = torch.minimum(candidates[:, None], size[None, :])  # [candidates, groups]
+    bundles = torch.ceil(size / candidates)
+    width = prompt + in_responses / bundles
+    cost = bundles * width * (1 + width / attention_pairs_per_token)
+    return candidates.gather(0, cost.argmin(0, keepdim=True)).squeeze(0)
 
 
 def spans(lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """lengths [b] → for each of their Σ elements: which span it is in, and where in it."""
+    """Lengths [b] of consecutive spans → for each of the Σ elements its span, and its index within it."""
     which = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
     return which, torch.arange(len(which)) - (lengths.cumsum(0) - lengths)[which]
 
 
 @dataclass(frozen=True, slots=True)
-class Grove:
-    """Trees side by side, as a model reads them. Where every tree is a plain row, nothing needs saying of branches."""
+class BundledRows:
+    """Bundles as rows of a model's input. Without shared prompts the model needs only the tokens."""
 
     tokens: Tensor  # [n, T]
-    begin: Tensor  # [b] where in its tree a row's branch begins
-    branch: Tensor | None  # [n, T] 0 in the prompt, then 1, 2 …
-    positions: Tensor | None  # [n, T] going on from the prompt in each branch
+    begin: Tensor  # [b] where in its bundle a row's response begins
+    response: Tensor | None  # [n, T] 0 in the prompt, then the number of the response: 1, 2, …
+    positions: Tensor | None  # [n, T] position ids: each response continues from the prompt
 
 
-def plant(tokens: Tensor, starts: Tensor, tree: Tensor, prompts: Tensor, branches: Tensor, width: int = 0) -> Grove:
-    """Lay out rows [b] by their trees, at least `width` wide."""
-    is_first = torch.ones_like(tree, dtype=torch.bool)
-    is_first[1:] = tree[1:] != tree[:-1]
-    (root,) = is_first.nonzero(as_tuple=True)  # [n] the row that gives the prompt
-    before = branches.cumsum(0) - branches
-    begin = prompts + before - before[root][tree]
-    wide = max(width, int((begin + branches).max()))
-    planted = torch.zeros(len(root) * wide, dtype=tokens.dtype)
-    number, within = spans(prompts[root])
-    planted[number * wide + within] = tokens[starts[root][number] + within]
-    row, within = spans(branches)
-    places = (tree * wide + begin)[row] + within
-    planted[places] = tokens[(starts + prompts)[row] + within]
-    if len(root) == len(tree):
-        return Grove(planted.view(-1, wide), begin, None, None)
-    branch = torch.zeros(len(planted), dtype=torch.int64)
-    branch[places] = (torch.arange(1, len(tree) + 1) - root[tree])[row]
-    positions = torch.arange(wide).repeat(len(root))
+def lay_out(
+    tokens: Tensor, starts: Tensor, bundle: Tensor, prompts: Tensor, responses: Tensor, width: int = 0
+) -> BundledRows:
+    """Write rows [b] into their bundles, each at least `width` wide."""
+    is_first = torch.ones_like(bundle, dtype=torch.bool)
+    is_first[1:] = bundle[1:] != bundle[:-1]
+    (first,) = is_first.nonzero(as_tuple=True)  # [n] the row whose prompt is written
+    before = responses.cumsum(0) - responses
+    begin = prompts + before - before[first][bundle]
+    wide = max(width, int((begin + responses).max()))
+    filled = torch.zeros(len(first) * wide, dtype=tokens.dtype)
+    number, within = spans(prompts[first])
+    filled[number * wide + within] = tokens[starts[first][number] + within]
+    row, within = spans(responses)
+    places = (bundle * wide + begin)[row] + within
+    filled[places] = tokens[(starts + prompts)[row] + within]
+    if len(first) == len(bundle):
+        return BundledRows(filled.view(-1, wide), begin, None, None)
+    response = torch.zeros(len(filled), dtype=torch.int64)
+    response[places] = (torch.arange(1, len(bundle) + 1) - first[bundle])[row]
+    positions = torch.arange(wide).repeat(len(first))
     positions[places] = prompts[row] + within
-    return Grove(planted.view(-1, wide), begin, branch.view(-1, wide), positions.view(-1, wide))
+    return BundledRows(filled.view(-1, wide), begin, response.view(-1, wide), positions.view(-1, wide))
 
 
-def attention_mask(branch: Tensor) -> Tensor:
-    """branch [n, T] (0: prompt) → [n, 1, T, T] bool: what each position sees, itself always."""
-    sees = (branch[:, None, :] == 0) | (branch[:, None, :] == branch[:, :, None])
+def attention_mask(response: Tensor) -> Tensor:
+    """Response numbers [n, T] (0: prompt) → [n, 1, T, T] bool: which positions each position attends to."""
+    sees = (response[:, None, :] == 0) | (response[:, None, :] == response[:, :, None])
     return sees.tril_()[:, None]
 
 
-def dear(model: nn.Module) -> int:
-    """How many pairs of positions cost as much as one; 0 if the model does not compute trees as it does rows."""
-    transformer: Any = next(module for module in model.modules() if isinstance(module, PreTrainedModel))
+def attention_pairs_per_token(model: nn.Module) -> int:
+    """Number of attention pairs that cost as much as one token's linear layers; 0 if bundling changes the results."""
+    transformer = next(module for module in model.modules() if isinstance(module, PreTrainedModel))
     config = transformer.config.get_text_config()
     window = "sliding_attention" if getattr(config, "sliding_window", None) else "full_attention"
     kinds = getattr(config, "layer_types", None) or [window]
-    if set(kinds) != {"full_attention"} or not _agrees(transformer.base_model):
+    if set(kinds) != {"full_attention"} or not _same_when_bundled(transformer.base_model):
         return 0
     return PAIRS_PER_WIDTH * int(config.hidden_size)
 
 
 @torch.no_grad()
-def _agrees(backbone: Any) -> bool:
-    """Whether two branches behind a prompt get the hidden states that they have as rows."""
+def _same_when_bundled(backbone: nn.Module) -> bool:
+    """Whether two responses behind one prompt get the hidden states that they get as separate rows."""
     rows = torch.tensor([[1, 2, 0, 3, 2], [1, 2, 0, 2, 1]])
-    prompts, branches = torch.tensor([3, 3]), torch.tensor([2, 2])
-    grove = plant(rows.flatten(), torch.tensor([0, 5]), torch.tensor([0, 0]), prompts, branches)
-    assert grove.branch is not None, "two rows in one tree"
-    apart = _run(backbone, input_ids=rows)
+    prompts, responses = torch.tensor([3, 3]), torch.tensor([2, 2])
+    bundled = lay_out(rows.flatten(), torch.tensor([0, 5]), torch.tensor([0, 0]), prompts, responses)
+    assert bundled.response is not None, "two rows share one bundle"
+    assert bundled.positions is not None, "two rows share one bundle"
+    apart = _hidden_states(backbone, input_ids=rows)
     expected = torch.cat([apart[0], apart[1, 3:]])
-    mask = attention_mask(grove.branch)
+    mask = attention_mask(bundled.response)
     try:
-        together = _run(backbone, input_ids=grove.tokens, position_ids=grove.positions, attention_mask=mask)[0]
-    except (TypeError, ValueError, RuntimeError):  # no such inputs, as of models whose positions are no input
+        together = _hidden_states(
+            backbone, input_ids=bundled.tokens, position_ids=bundled.positions, attention_mask=mask
+        )
+    except (TypeError, ValueError, RuntimeError):  # the model takes no position ids, or no such mask
         return False
-    return torch.allclose(together, expected, rtol=1e-3, atol=1e-4)
+    return torch.allclose(together[0], expected, rtol=1e-3, atol=1e-4)
 
 
-def _run(backbone: Any, **inputs: Any) -> Tensor:
+def _hidden_states(backbone: nn.Module, **inputs: Tensor) -> Tensor:
     device = next(backbone.parameters()).device
     moved = {name: tensor.to(device) for name, tensor in inputs.items()}
-    return backbone(**moved, use_cache=False).last_hidden_state.float()
+    states: Tensor = backbone(**moved, use_cache=False).last_hidden_state
+    return states.float()

@@ -1,39 +1,42 @@
-"""What all roles have in common: a device, ranks, a model without gradients, and forwards over rows.
+"""The base class of all roles: a device, ranks, a model, and forwards over rows without gradients.
 
-Workers are plain classes: a group makes one per rank inside a Ray actor, tests make one and call it.
+Workers are plain classes: a group creates one per rank inside a Ray actor; tests create and call them directly.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
 
 from tqppo.algorithms import balance
-from tqppo.workers.compute import microbatch
-from tqppo.workers.compute import shared_prompts as trees
-from tqppo.workers.compute.microbatch import Cut, MicroBatch, Rows
+from tqppo.queue.client import Queue
+from tqppo.workers.compute import microbatch, shared_prompts
+from tqppo.workers.compute.microbatch import FlatRows, MicroBatch, MicroBatchCut
 from tqppo.workers.compute.model import attention_kernel, compute_dtype, layout_for, shard
 from tqppo.workers.process.ranks import Ranks
 from tqppo.workers.specs import RoleSpec
 
-_FORWARD_COST = {"cpu": 256, "cuda": 4096}  # what one more forward costs, in positions; more with ranks to wait for
+_FORWARD_COST = {"cpu": 256, "cuda": 4096}  # cost of one more forward per rank, in positions
 
 
 class Worker:
     """One rank of one role. `queue` is needed only when methods are called with batches instead of tensors."""
 
     model: nn.Module
-    has_trees = True  # rows with one prompt may share it in a forward
+    queue: Queue
+    shares_prompts = True  # rows with the same prompt may share it in a forward
 
-    def __init__(self, spec: RoleSpec, *, ranks: Ranks | None = None, queue: Any = None, device: str = "cpu") -> None:
+    def __init__(
+        self, spec: RoleSpec, *, ranks: Ranks | None = None, queue: Queue | None = None, device: str = "cpu"
+    ) -> None:
         self.spec = spec
         self.features = spec.features
         self.ranks = ranks or Ranks()
-        self.queue = queue
+        if queue is not None:
+            self.queue = queue
         self.device = torch.device(device)
         self.dtype = compute_dtype(spec.model.dtype, self.device)
         self.layout = layout_for(attention_kernel(spec.model.attention, self.device))
@@ -41,36 +44,40 @@ class Worker:
     def start(self) -> None:
         """Load the model; the constructor does nothing that takes time."""
         model = self._load()
-        self.dear = trees.dear(model) if self.layout == "trimmed" and self.has_trees else 0
+        may_share = self.layout == "trimmed" and self.shares_prompts
+        self.attention_pairs_per_token = shared_prompts.attention_pairs_per_token(model) if may_share else 0
         self.model = shard(model, self.device, self.dtype)
 
     def _load(self) -> nn.Module:
-        raise AssertionError("a role says which model it loads")
+        raise NotImplementedError
 
     def close(self) -> None:
-        """Leave nothing behind."""
+        """Release what `start` took beyond memory; a role without such resources does nothing."""
 
-    def micro_batches(self, rows: Rows, chosen: Tensor) -> list[Cut]:
-        """The chosen rows cut by the token budget."""
+    def micro_batches(self, rows: FlatRows, chosen: Tensor) -> list[MicroBatchCut]:
+        """Cut the chosen rows by the token budget."""
         budget = self.spec.micro_batch_tokens
         if self.layout == "packed" and len(chosen):
             widths = (rows.lengths[chosen] - 1).tolist()
-            return [Cut.apart(chosen[cut]) for cut in balance.micro_batches(widths, max(budget, *widths))]
+            return [MicroBatchCut.apart(chosen[cut]) for cut in balance.micro_batches(widths, max(budget, *widths))]
         overhead = _FORWARD_COST[self.device.type] * self.ranks.size
-        return microbatch.cuts(rows, chosen, budget, dear=self.dear, overhead=overhead)
+        pairs = self.attention_pairs_per_token
+        return microbatch.cuts(rows, chosen, budget, attention_pairs_per_token=pairs, overhead=overhead)
 
-    def build(self, rows: Rows, cut: Cut, keep: Tensor | None = None) -> MicroBatch:
+    def build(self, rows: FlatRows, cut: MicroBatchCut, keep: Tensor | None = None) -> MicroBatch:
         return microbatch.build(rows, cut, layout=self.layout, keep=keep).to(self.device)
 
-    def in_step(self, cuts: list[Cut]) -> Iterator[Cut | None]:
-        """The cuts, then None until every rank has had as many as the neediest one: forwards are collective."""
-        neediest = max(int(numbers[0]) for numbers in self.ranks.gather([len(cuts)]))
-        yield from followed_by_none(cuts, neediest)
+    def in_step(self, cuts: list[MicroBatchCut]) -> Iterator[MicroBatchCut | None]:
+        """The cuts, then None up to the largest number of cuts on any rank: forwards are collective."""
+        most = max(int(numbers[0]) for numbers in self.ranks.gather([len(cuts)]))
+        yield from followed_by_none(cuts, most)
 
     @torch.no_grad()
-    def per_token(self, columns: Any, forward: Callable[[MicroBatch], tuple[Tensor | None, ...]]) -> list[Tensor]:
-        """Forward over all rows → response columns [ΣR], one for each tensor that `forward` returns, as jagged."""
-        rows = Rows.of(columns)
+    def per_token(
+        self, columns: Mapping[str, Tensor], forward: Callable[[MicroBatch], tuple[Tensor | None, ...]]
+    ) -> list[Tensor]:
+        """Run `forward` over all rows; each tensor that it returns becomes a jagged response column."""
+        rows = FlatRows.of(columns)
         cuts = self.micro_batches(rows, torch.arange(len(rows)))
         results: list[Tensor] = []
         for cut in self.in_step(cuts):
@@ -83,24 +90,25 @@ class Worker:
         return [rows.jagged(result) for result in results]
 
 
-def followed_by_none(cuts: list[Cut], count: int) -> Iterator[Cut | None]:
+def followed_by_none(cuts: list[MicroBatchCut], count: int) -> Iterator[MicroBatchCut | None]:
+    """The cuts, then None until there are `count`."""
     yield from cuts
     yield from (None for _ in range(count - len(cuts)))
 
 
 def idle_micro_batch(device: torch.device) -> MicroBatch:
-    """What a rank without rows puts through the model while the others work: one position, worth nothing."""
+    """One position without effect, for the forward of a rank that has no rows left while other ranks do."""
     zero = torch.zeros(1, dtype=torch.int64)
     return MicroBatch(zero[None], zero[None], None, zero, zero, zero, zero, zero).to(device)
 
 
 def prepare_process(spec: RoleSpec, device: torch.device) -> None:
-    """Threads and determinism, for processes that do nothing else than run one worker."""
+    """Set threads, determinism and seed of a process that runs one worker and nothing else."""
     if spec.threads or device.type == "cpu":
         torch.set_num_threads(spec.threads or 1)
     if spec.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True, warn_only=True)
-        deterministic: Any = torch.utils.deterministic
-        deterministic.fill_uninitialized_memory = False  # would write every new tensor twice
+        # Filling would write every new tensor twice.
+        setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010 — set by a module property
     torch.manual_seed(spec.seed)

@@ -78,7 +78,7 @@ def split(batch: BatchMeta, ranks: int, *, num_mini_batches: int = 1) -> list[Sh
     shards: list[list[list[int]]] = [[] for _ in range(ranks)]
     for members in mini_batches(is_padding, num_mini_batches):
         rows = members.tolist()
-        for shard, part in zip(shards, _over_ranks(rows, costs, is_padding.tolist(), ranks), strict=True):
+        for shard, part in zip(shards, _over_ranks(rows, costs, ranks), strict=True):
             shard.append(part)
     flat = [[place for part in shard for place in part] for shard in shards]
     dispatched = sorted(place for places in flat for place in places)
@@ -90,15 +90,10 @@ def split(batch: BatchMeta, ranks: int, *, num_mini_batches: int = 1) -> list[Sh
     ]
 
 
-def _over_ranks(rows: list[int], costs: Sequence[float], is_padding: Sequence[bool], ranks: int) -> list[list[int]]:
+def _over_ranks(rows: list[int], costs: Sequence[float], ranks: int) -> list[list[int]]:
     if ranks == 1:
         return [rows]
-    parts = balance.partition(
-        [costs[i] for i in rows],
-        ranks,
-        equal_count=len(rows) % ranks == 0,
-        is_padding=[is_padding[i] for i in rows],
-    )
+    parts = balance.partition([costs[i] for i in rows], ranks, equal_count=len(rows) % ranks == 0)
     return [[rows[i] for i in part] for part in parts]
 
 
