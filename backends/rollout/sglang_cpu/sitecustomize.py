@@ -19,7 +19,8 @@ def declare_torchvision_operators() -> None:
     """torchvision registers shapes for these two at import; its own library, which defines them, is for CUDA."""
     import torch
 
-    library = torch.library.Library("torchvision", "DEF")
+    registry: Any = torch.library
+    library = registry.Library("torchvision", "DEF")
     for name in ("nms", "qnms"):
         library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     sys.modules["torch"].__dict__["_tqppo_torchvision"] = library  # the definitions last as long as the object

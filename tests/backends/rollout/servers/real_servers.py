@@ -56,7 +56,7 @@ def status(url):
 async def main():
     engine = plugins.load("rollout", sys.argv[1])(EngineSpec(model=sys.argv[2], max_context_tokens=128, host="0.0.0.0"))
     await engine.start()
-    server = await engine._server()
+    server = await engine.servers.live()
     paths = ("/health", "/v1/models", sys.argv[3])
     found = {path: await asyncio.to_thread(status, server.url + path) for path in paths}
     print(json.dumps({"pid": server.process.pid, "scratch": server.process.scratch, "status": found}), flush=True)
@@ -99,12 +99,12 @@ def sender() -> Iterator[Sender]:
 def sending(subject: Subject, sender: Sender, bucket_bytes: int) -> Iterator[None]:
     """Weights go over a process group meanwhile, in pieces of this size."""
     engine: Any = subject.engine
-    subject.sender, engine.bucket_bytes = SenderClient(sender), bucket_bytes
+    subject.sender, engine.loader.bucket_bytes = SenderClient(sender), bucket_bytes
     try:
         yield
     finally:
         subject.sender = None
-        del engine.bucket_bytes
+        del engine.loader.bucket_bytes
 
 
 def patiently(subject: Subject, work: Coroutine[Any, Any, T]) -> T:
@@ -119,9 +119,9 @@ def recover(subject: Subject) -> None:
 
 
 def processes_of(subject: Subject) -> list[psutil.Process]:
-    """The supervisor, the server and its children."""
+    """The guard, the server and its children."""
     engine: Any = subject.engine
-    leader = psutil.Process(subject.run(engine._server()).process.pid)
+    leader = psutil.Process(subject.run(engine.servers.live()).process.pid)
     return [leader, *leader.children(recursive=True)]
 
 
@@ -145,7 +145,7 @@ def test_a_server_that_already_runs_can_be_used_if_it_has_the_model(subject: Sub
     attached = EngineSpec(
         model=str(subject.folder),
         max_context_tokens=running.spec.max_context_tokens,
-        endpoint=subject.run(running._server()).url,
+        endpoint=subject.run(running.servers.live()).url,
         eos_token_ids=(EOS,),
     )
     engine = type(running)(attached)
