@@ -303,7 +303,7 @@ def test_a_waiting_request_can_be_aborted(tiny_model: Path) -> None:
     assert drive(tiny_model, work) == Completion([], [], "abort", 0)
 
 
-def test_closing_fails_whoever_waits_and_leaves_no_thread(tiny_model: Path) -> None:
+def test_closing_fails_waiting_callers_and_leaves_no_thread(tiny_model: Path) -> None:
     before = threading.active_count()
 
     async def work(engine: Any) -> None:
@@ -443,7 +443,7 @@ def test_weights_that_are_not_finite_fail_the_requests_and_nothing_else(tiny_mod
 # Misuse.
 
 
-def test_an_engine_that_sleeps_says_so(tiny_model: Path) -> None:
+def test_a_sleeping_engine_refuses_requests(tiny_model: Path) -> None:
     async def work(engine: Any) -> Completion:
         await engine.sleep()
         with pytest.raises(EngineError, match="replica is asleep"):

@@ -1,4 +1,4 @@
-"""How servers are told what to do, without starting one."""
+"""Command lines and environments of servers; no server is started."""
 
 from __future__ import annotations
 

@@ -236,7 +236,7 @@ def test_a_request_that_takes_too_long_fails_at_its_deadline(tmp_path: Path) -> 
     run(SmallEngine(spec(tmp_path, request_timeout_s=0.5)), work)
 
 
-def test_an_engine_that_is_not_running_says_so(tmp_path: Path) -> None:
+def test_an_engine_that_was_not_started_refuses_requests(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="not running"):
         asyncio.run(SmallEngine(spec(tmp_path)).generate(request()))
 
