@@ -14,7 +14,7 @@ from torch import Tensor
 from tqppo.errors import EngineError
 from tqppo.protocols import Completion, Scores
 
-from .forward import ModuleForward
+from .forward import ModelForward
 from .kv import DecodeCache, PrefillCache
 from .rows import DecodingRows, Ticket
 from .sampler import sample, uniforms
@@ -30,7 +30,7 @@ Finished = list[tuple[Ticket, Completion]]
 class Decoder:
     """Rows decode together; a finished row leaves at once and another request takes its place."""
 
-    def __init__(self, forward: ModuleForward, *, max_rows: int, eos_token_ids: tuple[int, ...]) -> None:
+    def __init__(self, forward: ModelForward, *, max_rows: int, eos_token_ids: tuple[int, ...]) -> None:
         self.model, self.device, self.vocabulary = forward.model, forward.device, forward.vocabulary
         self._forward = forward
         self.max_rows = max_rows

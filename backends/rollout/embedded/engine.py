@@ -19,9 +19,8 @@ from tqppo.errors import EngineError
 from tqppo.protocols import Completion, EngineCapabilities, EngineSpec, Request, Scores, WeightSource
 
 from .decoder import Decoder
-from .forward import ModuleForward
+from .forward import ModelForward
 from .model import load_model
-from .plain import fastest_forward
 from .requests import PendingRequests, check_request, check_tokens
 from .weights import Weights
 
@@ -53,14 +52,11 @@ class EmbeddedRollout:
             raise EngineError(f"{self._spec.name} cannot be started: it is {self._state}")
         torch.set_num_threads(self._spec.threads)
         self._thread = ThreadPoolExecutor(1, self._spec.name, torch.set_num_threads, (self._spec.threads,))
-        forward = await asyncio.get_running_loop().run_in_executor(self._thread, self._load)
-        self._num_parameters = sum(parameter.numel() for parameter in forward.model.parameters())
-        self._weights = Weights(forward.model)
-        self._decoder = Decoder(forward, max_rows=self._max_rows, eos_token_ids=self._spec.eos_token_ids)
+        model = await asyncio.get_running_loop().run_in_executor(self._thread, load_model, self._spec)
+        self._num_parameters = sum(parameter.numel() for parameter in model.parameters())
+        self._weights = Weights(model)
+        self._decoder = Decoder(ModelForward(model), max_rows=self._max_rows, eos_token_ids=self._spec.eos_token_ids)
         self._state = "ready"
-
-    def _load(self) -> ModuleForward:
-        return fastest_forward(load_model(self._spec), self._spec.max_context_tokens)
 
     # Requests.
 

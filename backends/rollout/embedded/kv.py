@@ -7,7 +7,7 @@ the columns from the longest row's first token on, and a mask is needed only whi
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 
 import torch
@@ -82,21 +82,6 @@ class DecodeCache(Cache):
         values[:, :, self.cursor : self.cursor + 1] = value_states
         window = slice(self.first, self.cursor + 1)
         return keys[:, :, window], values[:, :, window]
-
-    def steps(self) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-        """Per layer: where the coming token's keys and values go [rows, H, D], and what its attention reads once they
-        are there [rows, H, columns read, D]."""
-        assert self.keys is not None, "decoding before anything was admitted"
-        assert self.values is not None
-        keys, values = self.keys[:, : self.num_rows], self.values[:, : self.num_rows]
-        window = slice(self.first, self.cursor + 1)
-        return zip(
-            keys[:, :, :, self.cursor].unbind(),
-            values[:, :, :, self.cursor].unbind(),
-            keys[:, :, :, window].unbind(),
-            values[:, :, :, window].unbind(),
-            strict=True,
-        )
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self.cursor - self.first
