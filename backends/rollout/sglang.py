@@ -1,4 +1,4 @@
-"""SGLang as a server in its own environment: tokens in, tokens out, over its native `/generate`."""
+"""SGLang as a server in its own environment: tokens in, tokens out, through its route `/generate`."""
 
 from __future__ import annotations
 
@@ -20,31 +20,30 @@ from tqppo.protocols import (
     Request,
     Sampling,
     Scores,
-    WeightSource,
 )
 
-from .server.engine import CONTROL_TIMEOUT_S, ServerEngine
-from .server.group import Meeting
-from .server.http import Server
+from .server.api import CONTROL_TIMEOUT_S, Arguments, ServerApi, check_served_model, tokens_left
+from .server.engine import ServerEngine
+from .server.group import Rendezvous
+from .server.http import EngineServer
 
 CPU_SUPPORT = Path(__file__).parent / "sglang_cpu"
 CPU_KV_BYTES = 256 * 1024**2
-MASK_TOKENS = 32_768  # most tokens that may be left after top-k and top-p
+MASK_TOKENS = 32_768  # largest number of tokens that may be left after top-k and top-p
 FINISH: Mapping[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
 
 
-class SGLangRollout(ServerEngine):
+class SGLangServer(ServerApi):
     backend = "sglang"
-    capabilities: ClassVar[EngineCapabilities] = BUILT_IN["sglang"]
-    grace_s = 0.0  # asked to end, it sleeps for seconds and then kills its own processes
+    grace_s = 0.0  # after SIGTERM it sleeps for seconds and then kills its own processes
 
     def command(self, python: str, port: int) -> list[str]:
         server = [python, "-m", "sglang.launch_server", "--model-path", self.model]
         return [*server, "--host", self.spec.host, "--port", str(port)]
 
-    def arguments(self) -> dict[str, Any]:
+    def arguments(self) -> Arguments:
         spec = self.spec
-        common = {
+        common: Arguments = {
             "served-model-name": self.served_name,
             "context-length": spec.max_context_tokens + 1,
             "max-running-requests": spec.max_running,
@@ -52,14 +51,14 @@ class SGLangRollout(ServerEngine):
             "skip-server-warmup": True,
             "trust-remote-code": spec.trust_remote_code,
             "random-seed": spec.seed,
-            "enable-deterministic-inference": spec.deterministic,  # seeds count only in this mode
+            "enable-deterministic-inference": spec.deterministic,  # SGLang ignores seeds without it
             "sampling-mask-max-tokens": MASK_TOKENS,
             "api-key": self.token or None,
             "log-level": "warning",
         }
         return common | (self._gpu_arguments() if self.on_gpu else self._cpu_arguments())
 
-    def _gpu_arguments(self) -> dict[str, Any]:
+    def _gpu_arguments(self) -> Arguments:
         return {
             "dtype": self.spec.dtype,
             "tensor-parallel-size": self.spec.tensor_parallel,
@@ -67,7 +66,7 @@ class SGLangRollout(ServerEngine):
             "enable-memory-saver": True,
         }
 
-    def _cpu_arguments(self) -> dict[str, Any]:
+    def _cpu_arguments(self) -> Arguments:
         return {
             "dtype": "float32" if self.spec.dtype == "auto" else self.spec.dtype,
             "device": "cpu",
@@ -75,12 +74,12 @@ class SGLangRollout(ServerEngine):
             "cuda-graph-backend-decode": "disabled",
             "cuda-graph-backend-prefill": "disabled",
             "disable-overlap-schedule": True,
-            "max-total-tokens": self._kv_tokens(),  # else the cache is sized from the machine's memory
-            "sleep-on-idle": True,  # else an idle server takes a core
+            "max-total-tokens": self._kv_tokens(),  # SGLang would size the cache by the machine's memory
+            "sleep-on-idle": True,  # an idle server would keep a core busy
         }
 
     def _kv_tokens(self) -> int:
-        """Room for every running sequence at its longest, within a fixed budget of bytes."""
+        """Tokens that the cache holds: every running sequence at its longest, within a fixed budget of bytes."""
         wanted = self.spec.max_running * (self.spec.max_context_tokens + 1)
         path = Path(self.spec.model) / "config.json"
         if not path.is_file():
@@ -89,7 +88,7 @@ class SGLangRollout(ServerEngine):
         heads = model.get("num_key_value_heads") or model["num_attention_heads"]
         width = model.get("head_dim") or model["hidden_size"] // model["num_attention_heads"]
         per_token = model["num_hidden_layers"] * heads * width * 2 * 4
-        return max(min(wanted, CPU_KV_BYTES // per_token), 2 * (self.spec.max_context_tokens + 1))
+        return int(max(min(wanted, CPU_KV_BYTES // per_token), 2 * (self.spec.max_context_tokens + 1)))
 
     def environment(self) -> dict[str, str]:
         common = {"TOKENIZERS_PARALLELISM": "false", "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"}
@@ -103,10 +102,10 @@ class SGLangRollout(ServerEngine):
             "HF_HUB_OFFLINE": "1",
         }
 
-    async def _inspect(self, server: Server) -> None:
+    async def inspect(self, server: EngineServer) -> None:
         info = await server.ask("GET", "/model_info", timeout_s=CONTROL_TIMEOUT_S)
         if server.process is None:
-            self._check_model(info["model_path"])
+            check_served_model(self.spec, info["model_path"])
             settings = await server.ask("GET", "/server_info", timeout_s=CONTROL_TIMEOUT_S)
             if not settings["skip_tokenizer_init"]:
                 raise EngineError(f"SGLang {settings['version']} at {server.url} needs --skip-tokenizer-init")
@@ -114,18 +113,18 @@ class SGLangRollout(ServerEngine):
             found = info["served_model_name"]
             raise EngineError(f"{server.url} is not the server that was started there: it serves {found!r}")
 
-    async def _generate(self, server: Server, request: Request, request_id: str) -> Completion:
-        """The model's own end token ends a request of SGLang's always; when it is none of ours, go on after it."""
+    async def generate(self, server: EngineServer, request: Request, request_id: str) -> Completion:
+        """SGLang always stops at the model's own end token; if the request does not stop there, it is continued."""
         sampling, stops = request.sampling, {*self.spec.eos_token_ids, *request.sampling.stop_token_ids}
-        limit = self._room(request)
+        limit = tokens_left(self.spec, request)
         tokens: list[int] = []
         logprobs: list[float] = []
         while True:
-            body = self._body([*request.tokens, *tokens], request_id, sampling, limit - len(tokens))
-            body["sampling_params"] |= {"sampling_seed": request.seed % 2**63, "stop_token_ids": sorted(stops)}
+            seeded = {"sampling_seed": request.seed % 2**63, "stop_token_ids": sorted(stops)}
+            body = self._body([*request.tokens, *tokens], request_id, sampling, limit - len(tokens), seeded)
             answer = await server.ask("POST", "/generate", body, timeout_s=self.spec.request_timeout_s)
             meta = answer["meta_info"]
-            self._check_label({meta["weight_version"]})
+            self.check_label({meta["weight_version"]})
             tokens += answer["output_ids"]
             logprobs += _logprobs(meta)
             finish = FINISH[meta["finish_reason"]["type"]]
@@ -133,28 +132,31 @@ class SGLangRollout(ServerEngine):
                 if len(tokens) < limit:
                     continue
                 finish = "length"
-            return Completion(tokens, logprobs, finish, self.version)
+            return Completion(tokens, logprobs, finish, weight_version=0)
 
-    def _body(self, tokens: Sequence[int], request_id: str, sampling: Sampling, limit: int) -> dict[str, Any]:
+    def _body(
+        self, tokens: Sequence[int], request_id: str, sampling: Sampling, limit: int, more: Mapping[str, object]
+    ) -> dict[str, object]:
         is_filtered = sampling.temperature > 0 and (sampling.top_p < 1 or sampling.top_k > 0)
-        no_top_k = MASK_TOKENS - 1024 if is_filtered else -1  # a mask needs some limit, with headroom for ties
+        no_top_k = MASK_TOKENS - 1024 if is_filtered else -1  # a mask needs a limit, with headroom for ties
         return {
             "rid": request_id,
             "input_ids": list(tokens),
             "return_logprob": True,
-            "return_sampling_mask": is_filtered,  # the plain log-probabilities know temperature but no filter
+            "return_sampling_mask": is_filtered,  # the plain log-probabilities leave out top-p and top-k
             "sampling_params": {
                 "temperature": sampling.temperature,
                 "top_p": sampling.top_p,
                 "top_k": sampling.top_k or no_top_k,
                 "max_new_tokens": limit,
                 "skip_special_tokens": False,
+                **more,
             },
         }
 
-    async def _score(self, server: Server, tokens: Sequence[int], top_k: int) -> Scores:
+    async def score(self, server: EngineServer, tokens: Sequence[int], top_k: int) -> Scores:
         body = {
-            "rid": f"score.{next(self._ids)}",
+            "rid": f"score.{next(self.numbers)}",
             "input_ids": list(tokens),
             "return_logprob": True,
             "logprob_start_len": 0,
@@ -162,66 +164,66 @@ class SGLangRollout(ServerEngine):
             "sampling_params": {"temperature": 1.0, "max_new_tokens": 0},
         }
         answer = await server.ask("POST", "/generate", body, timeout_s=self.spec.request_timeout_s)
-        self._check_label({answer["meta_info"]["weight_version"]})
+        self.check_label({answer["meta_info"]["weight_version"]})
         return _scores(len(tokens), answer["meta_info"], top_k)
 
-    async def _abort(self, server: Server, request_id: str) -> None:
+    async def abort(self, server: EngineServer, request_id: str) -> None:
         await server.ask("POST", "/abort_request", {"rid": request_id}, timeout_s=CONTROL_TIMEOUT_S)
 
-    async def _push(self, server: Server, source: WeightSource) -> None:
-        label = str(source.version)
+    async def begin_update(self, server: EngineServer) -> None:
         await self._post(server, "/pause_generation", mode="retract")
         await self._post(server, "/begin_weight_update")
-        if source.sender is None:
-            await self._post(server, "/update_weights_from_disk", model_path=source.folder, flush_cache=False)
-        else:
-            await self._receive(server, source, source.sender)
-        await self._post(server, "/end_weight_update")
-        await self._post(server, "/update_weight_version", new_version=label, abort_all_requests=False)
-        await self._post(server, "/flush_cache")  # it holds what the old weights made of the prompts
-        await self._post(server, "/continue_generation")
-        info = await server.ask("GET", "/model_info", timeout_s=CONTROL_TIMEOUT_S)
-        if info["weight_version"] != label:
-            raise EngineError(
-                f"{self.spec.name} says it has weights {info['weight_version']!r} after loading {label!r}"
-            )
-        self.label = label
 
-    async def _join(self, server: Server, meeting: Meeting) -> None:
+    async def load_folder(self, server: EngineServer, folder: str) -> None:
+        await self._post(server, "/update_weights_from_disk", model_path=folder, flush_cache=False)
+
+    async def join_group(self, server: EngineServer, rendezvous: Rendezvous) -> None:
         await self._post(
             server,
             "/init_weights_update_group",
-            master_address=meeting.host,
-            master_port=meeting.port,
+            master_address=rendezvous.host,
+            master_port=rendezvous.port,
             rank_offset=1,
-            world_size=meeting.num_ranks,
-            group_name=meeting.group,
-            backend=meeting.backend,
+            world_size=rendezvous.num_ranks,
+            group_name=rendezvous.group,
+            backend=rendezvous.backend,
         )
 
-    async def _take(self, server: Server, group: str, buckets: Sequence[Bucket]) -> None:
-        for each in buckets:
+    async def receive_buckets(self, server: EngineServer, group: str, buckets: Sequence[Bucket]) -> None:
+        for bucket in buckets:
             await self._post(
                 server,
                 "/update_weights_from_distributed",
-                names=each.names,
-                dtypes=[each.dtype] * len(each.names),
-                shapes=each.shapes,
+                names=bucket.names,
+                dtypes=[bucket.dtype] * len(bucket.names),
+                shapes=bucket.shapes,
                 group_name=group,
                 load_format="flattened_bucket",
                 flush_cache=False,
             )
 
-    async def _post(self, server: Server, path: str, **body: Any) -> None:
+    async def finish_update(self, server: EngineServer, label: str) -> None:
+        await self._post(server, "/end_weight_update")
+        await self._post(server, "/update_weight_version", new_version=label, abort_all_requests=False)
+        await self._post(server, "/flush_cache")  # it holds keys and values of the old weights
+        await self._post(server, "/continue_generation")
+
+    async def loaded_label(self, server: EngineServer) -> str:
+        return str((await server.ask("GET", "/model_info", timeout_s=CONTROL_TIMEOUT_S))["weight_version"])
+
+    async def sleep(self, server: EngineServer) -> None:
+        await self._post(server, "/release_memory_occupation")
+
+    async def wake(self, server: EngineServer) -> None:
+        await self._post(server, "/resume_memory_occupation")
+
+    async def _post(self, server: EngineServer, path: str, **body: object) -> None:
         await server.ask("POST", path, body, timeout_s=CONTROL_TIMEOUT_S)
 
-    async def sleep(self) -> None:
-        if self.on_gpu:
-            await (await self._server()).ask("POST", "/release_memory_occupation", {}, timeout_s=CONTROL_TIMEOUT_S)
 
-    async def wake(self) -> None:
-        if self.on_gpu:
-            await (await self._server()).ask("POST", "/resume_memory_occupation", {}, timeout_s=CONTROL_TIMEOUT_S)
+class SGLangRollout(ServerEngine):
+    api_type = SGLangServer
+    capabilities: ClassVar[EngineCapabilities] = BUILT_IN["sglang"]
 
 
 def _logprobs(meta: Mapping[str, Any]) -> list[float]:
@@ -232,7 +234,7 @@ def _logprobs(meta: Mapping[str, Any]) -> list[float]:
 
 
 def _scores(num_tokens: int, meta: Mapping[str, Any], top_k: int) -> Scores:
-    """Entry i + 1 of the answer is about token i + 1; the first has no log-probability."""
+    """Row i of the scores is entry i + 1 of SGLang's answer, whose first entry has no log-probability."""
     logprobs = np.zeros(num_tokens, np.float32)
     ids = np.zeros((num_tokens, top_k), np.int32)
     tops = np.zeros((num_tokens, top_k), np.float32)

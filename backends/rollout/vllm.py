@@ -1,4 +1,4 @@
-"""vLLM as a server in its own environment: tokens in, tokens out, over its `/inference/v1/generate`."""
+"""vLLM as a server in its own environment: tokens in, tokens out, through its route `/inference/v1/generate`."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ import numpy as np
 
 from tqppo.engines.capabilities import BUILT_IN
 from tqppo.errors import BackendError, EngineError
-from tqppo.protocols import Bucket, Completion, EngineCapabilities, FinishReason, Request, Scores, WeightSource
+from tqppo.protocols import Bucket, Completion, EngineCapabilities, FinishReason, Request, Scores
 
-from .server.engine import CONTROL_TIMEOUT_S, ServerEngine
-from .server.group import Meeting
-from .server.http import Server
+from .server.api import CONTROL_TIMEOUT_S, Arguments, ServerApi, check_served_model, tokens_left
+from .server.engine import ServerEngine
+from .server.group import Rendezvous
+from .server.http import EngineServer
 
 GUARD = Path(__file__).parent / "vllm_guard"
 CPU_KV_BYTES, CPU_STEP_TOKENS = 256 * 1024**2, 4096
 FINISH: Mapping[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
 
 
-class VLLMRollout(ServerEngine):
+class VLLMServer(ServerApi):
     backend = "vllm"
-    capabilities: ClassVar[EngineCapabilities] = BUILT_IN["vllm"]
-    negatable = True
+    has_no_flags = True
 
     def command(self, python: str, port: int) -> list[str]:
         # `vllm serve` needs package metadata that the CPU build does not have.
         server = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", self.model]
         return [*server, "--host", self.spec.host, "--port", str(port)]
 
-    def arguments(self) -> dict[str, Any]:
+    def arguments(self) -> Arguments:
         spec = self.spec
-        common = {
+        common: Arguments = {
             "served-model-name": self.served_name,
             "max-model-len": self._context_limit(),
             "max-num-seqs": spec.max_running,
             "max-logprobs": -1,
             "logprobs-mode": "processed_logprobs",  # the default leaves out temperature and filters
-            "generation-config": "vllm",  # sampling is said in each request, never taken from the model's folder
+            "generation-config": "vllm",  # requests say how to sample, never the model's folder
             "tokens-only": True,
             "trust-remote-code": spec.trust_remote_code or None,
             "seed": spec.seed,
@@ -58,19 +58,19 @@ class VLLMRollout(ServerEngine):
             "enable-sleep-mode": True,
         }
 
-    def _cpu_arguments(self) -> dict[str, Any]:
+    def _cpu_arguments(self) -> Arguments:
         return {
             "dtype": "float32" if self.spec.dtype == "auto" else self.spec.dtype,
             "enforce-eager": True,
             "kv-cache-memory-bytes": CPU_KV_BYTES,
-            # A prompt cut in two takes back a random number of its seed's generator, which those of a CPU refuse:
-            # the engine would die. So prompts stay whole.
+            # After a partial prefill vLLM rewinds the request's random generator, which CPU generators do not support:
+            # the engine would die.
             "enable-chunked-prefill": False,
             "max-num-batched-tokens": max(CPU_STEP_TOKENS, self._context_limit()),
         }
 
     def environment(self) -> dict[str, str]:
-        common = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}  # the routes that load weights
+        common = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}  # dev mode has the routes that load weights
         common |= {"PYTHONPATH": str(GUARD)}
         if self.token:
             common |= {"TQPPO_SERVER_TOKEN": self.token}
@@ -86,12 +86,12 @@ class VLLMRollout(ServerEngine):
         }
 
     def _context_limit(self) -> int:
-        """One more than the longest sequence, because scoring samples a token; but no more than the model has."""
+        """One more than the longest sequence, because scoring samples a token, but at most the model's own limit."""
         config = Path(self.spec.model) / "config.json"
         limit = json.loads(config.read_text()).get("max_position_embeddings") if config.is_file() else None
         return min(self.spec.max_context_tokens + 1, limit or self.spec.max_context_tokens + 1)
 
-    async def _inspect(self, server: Server) -> None:
+    async def inspect(self, server: EngineServer) -> None:
         listed = await server.ask("GET", "/v1/models", timeout_s=CONTROL_TIMEOUT_S)
         model = listed["data"][0]
         if server.process is not None:
@@ -99,14 +99,14 @@ class VLLMRollout(ServerEngine):
                 raise EngineError(f"{server.url} is not the server that was started there: it serves {model['id']!r}")
             return
         self.served_name = model["id"]
-        self._check_model(model["root"])
+        check_served_model(self.spec, model["root"])
         version = (await server.ask("GET", "/version", timeout_s=CONTROL_TIMEOUT_S))["version"]
         info = await server.ask("GET", "/server_info?config_format=json", timeout_s=CONTROL_TIMEOUT_S)
         mode = info["vllm_config"]["model_config"]["logprobs_mode"]
         if mode != "processed_logprobs":
             raise BackendError(f"vLLM {version} at {server.url} needs --logprobs-mode processed_logprobs, not {mode}")
 
-    async def _generate(self, server: Server, request: Request, request_id: str) -> Completion:
+    async def generate(self, server: EngineServer, request: Request, request_id: str) -> Completion:
         sampling = request.sampling
         body = self._body(
             request.tokens,
@@ -114,77 +114,79 @@ class VLLMRollout(ServerEngine):
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             top_k=sampling.top_k,
-            max_tokens=self._room(request),
+            max_tokens=tokens_left(self.spec, request),
             seed=request.seed % 2**63,
-            logprobs=0,  # of the sampled token alone
-            ignore_eos=True,  # what ends a sequence is said here, not in the model's folder
+            logprobs=0,  # only the sampled token's own
+            ignore_eos=True,  # `stop_token_ids` says what ends a sequence, not the model's folder
             stop_token_ids=sorted({*self.spec.eos_token_ids, *sampling.stop_token_ids}),
         )
         answer = await server.ask("POST", "/inference/v1/generate", body, timeout_s=self.spec.request_timeout_s)
         choice = answer["choices"][0]
-        self._check_label({span["version"] for span in choice["weight_versions"] or ()})
+        self.check_label({span["version"] for span in choice["weight_versions"] or ()})
         return Completion(
             tokens=choice["token_ids"],
             logprobs=[entry["logprob"] for entry in (choice["logprobs"] or {}).get("content") or ()],
             finish_reason=FINISH[choice["finish_reason"]],
-            weight_version=self.version,
+            weight_version=0,
         )
 
-    async def _score(self, server: Server, tokens: Sequence[int], top_k: int) -> Scores:
-        body = self._body(tokens, f"score.{next(self._ids)}", temperature=1.0, max_tokens=1, prompt_logprobs=top_k)
+    async def score(self, server: EngineServer, tokens: Sequence[int], top_k: int) -> Scores:
+        body = self._body(tokens, f"score.{next(self.numbers)}", temperature=1.0, max_tokens=1, prompt_logprobs=top_k)
         answer = await server.ask("POST", "/inference/v1/generate", body, timeout_s=self.spec.request_timeout_s)
         return _scores(tokens, answer["prompt_logprobs"], top_k)
 
-    def _body(self, tokens: Sequence[int], request_id: str, **sampling: Any) -> dict[str, Any]:
+    def _body(self, tokens: Sequence[int], request_id: str, **sampling: object) -> dict[str, object]:
         names = {"request_id": request_id, "model": self.served_name}
         return {**names, "token_ids": list(tokens), "sampling_params": {"detokenize": False, **sampling}}
 
-    async def _abort(self, server: Server, request_id: str) -> None:
+    async def abort(self, server: EngineServer, request_id: str) -> None:
         body = {"request_ids": [f"generate-tokens-{request_id}"]}
         await server.ask("POST", "/abort_requests", body, timeout_s=CONTROL_TIMEOUT_S)
 
-    async def _push(self, server: Server, source: WeightSource) -> None:
-        label = str(source.version)
+    async def begin_update(self, server: EngineServer) -> None:
         await self._post(server, "/pause?mode=wait")
-        if source.sender is None:
-            await self._call(server, "reload_weights", {"weights_path": source.folder})
-        else:
-            await self._receive(server, source, source.sender)
-        await self._post(server, "/reset_prefix_cache")  # it holds what the old weights made of the prompts
+
+    async def load_folder(self, server: EngineServer, folder: str) -> None:
+        await self._call_workers(server, "reload_weights", {"weights_path": folder})
+
+    async def join_group(self, server: EngineServer, rendezvous: Rendezvous) -> None:
+        await self._call_workers(server, "tqppo_join", asdict(rendezvous))
+
+    async def receive_buckets(self, server: EngineServer, group: str, buckets: Sequence[Bucket]) -> None:
+        arguments = {"buckets": [asdict(bucket) for bucket in buckets]}
+        await self._call_workers(server, "tqppo_receive", arguments, timeout_s=CONTROL_TIMEOUT_S * len(buckets))
+
+    async def finish_update(self, server: EngineServer, label: str) -> None:
+        await self._post(server, "/reset_prefix_cache")  # it holds keys and values of the old weights
         await self._post(server, "/update_weight_version", {"new_version": label})
         await self._post(server, "/resume")
-        found = (await server.ask("GET", "/weight_info", timeout_s=CONTROL_TIMEOUT_S))["weight_version"]
-        if found != label:
-            raise EngineError(f"{self.spec.name} says it has weights {found!r} after loading {label!r}")
-        self.label = label
 
-    async def _join(self, server: Server, meeting: Meeting) -> None:
-        await self._call(server, "tqppo_join", asdict(meeting))
+    async def loaded_label(self, server: EngineServer) -> str:
+        return str((await server.ask("GET", "/weight_info", timeout_s=CONTROL_TIMEOUT_S))["weight_version"])
 
-    async def _take(self, server: Server, group: str, buckets: Sequence[Bucket]) -> None:
-        told = {"buckets": [asdict(each) for each in buckets]}
-        await self._call(server, "tqppo_receive", told, timeout_s=CONTROL_TIMEOUT_S * len(buckets))
+    async def sleep(self, server: EngineServer) -> None:
+        await self._post(server, "/sleep?level=1")
 
-    async def _call(
-        self, server: Server, method: str, arguments: Mapping[str, Any], timeout_s: float = CONTROL_TIMEOUT_S
+    async def wake(self, server: EngineServer) -> None:
+        await self._post(server, "/wake_up")
+
+    async def _call_workers(
+        self, server: EngineServer, method: str, arguments: Mapping[str, object], timeout_s: float = CONTROL_TIMEOUT_S
     ) -> None:
-        """A method of vLLM's workers, on each of them."""
+        """Call a method of each of vLLM's worker processes."""
         await server.ask("POST", "/collective_rpc", {"method": method, "kwargs": arguments}, timeout_s=timeout_s)
 
-    async def _post(self, server: Server, path: str, body: Mapping[str, Any] | None = None) -> None:
+    async def _post(self, server: EngineServer, path: str, body: Mapping[str, object] | None = None) -> None:
         await server.ask("POST", path, body, timeout_s=CONTROL_TIMEOUT_S)
 
-    async def sleep(self) -> None:
-        if self.on_gpu:
-            await (await self._server()).ask("POST", "/sleep?level=1", timeout_s=CONTROL_TIMEOUT_S)
 
-    async def wake(self) -> None:
-        if self.on_gpu:
-            await (await self._server()).ask("POST", "/wake_up", timeout_s=CONTROL_TIMEOUT_S)
+class VLLMRollout(ServerEngine):
+    api_type = VLLMServer
+    capabilities: ClassVar[EngineCapabilities] = BUILT_IN["vllm"]
 
 
 def _scores(tokens: Sequence[int], prompt_logprobs: list[dict[str, Any] | None], top_k: int) -> Scores:
-    """Entry i + 1 of the answer is about token i + 1; it may hold the token itself beside the K likeliest."""
+    """Row i of the scores is entry i + 1 of vLLM's answer, which has token i + 1 besides the K likeliest tokens."""
     logprobs = np.zeros(len(tokens), np.float32)
     ids = np.zeros((len(tokens), top_k), np.int32)
     tops = np.zeros((len(tokens), top_k), np.float32)

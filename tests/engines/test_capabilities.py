@@ -41,7 +41,7 @@ def test_a_third_partys_engine_is_checked_by_what_it_declares() -> None:
         installed.cache_clear()
 
 
-def test_an_engine_that_nobody_installed_is_unknown() -> None:
+def test_an_engine_that_is_not_installed_is_unknown() -> None:
     assert capabilities_of("acme") is None
     (found,) = compile_config(None, [], ["rollout.backend=acme"], {}).diagnostics
     assert found.code == "E401"

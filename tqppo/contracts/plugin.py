@@ -18,5 +18,5 @@ def backend_name(request: pytest.FixtureRequest) -> str:
     """Name of the back end under test."""
     name = request.config.getoption("--backend")
     if not name:
-        raise pytest.UsageError("say which back end to check: --backend NAME")
+        raise pytest.UsageError("--backend NAME is missing: the back end to check")
     return str(name)

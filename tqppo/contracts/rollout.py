@@ -1,7 +1,7 @@
-"""What every rollout engine must do, checked against a plain fp32 forward by `transformers` of the same weights.
+"""The contract of a rollout engine as tests. The reference is an fp32 forward of the same weights by `transformers`.
 
-`tqppo backends check rollout NAME` runs it; one engine serves the whole run. A test file may import everything from
-here and redefine the fixtures `backend_name`, `engine_options` and `tolerance`.
+`tqppo backends check rollout NAME` runs them on one engine. A test file may import everything from here and redefine
+the fixtures `backend_name`, `engine_options` and `tolerance`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tqppo import plugins
 from tqppo.errors import EngineError
@@ -34,11 +34,12 @@ from tqppo.protocols import (
 from tqppo.tiny.model import byte_tokenizer, write_tiny_model
 
 T = TypeVar("T")
+Options = Mapping[str, Any]  # some fields of `Sampling` or `EngineSpec`
 MAX_CONTEXT = 512
 TIMEOUT_S = 120.0
 EOS = int(byte_tokenizer().eos_token_id)
-# What runs together in one batch. Greedy goes without filters: engines differ in whether they count for its logprob.
-MIXED: tuple[dict[str, Any], ...] = (
+# Requests of one batch. Greedy has no filters, because engines differ in whether filters change its logprobs.
+MIXED: tuple[Options, ...] = (
     {"temperature": 0.0},
     {"temperature": 0.7},
     {"top_k": 10},
@@ -48,8 +49,14 @@ MIXED: tuple[dict[str, Any], ...] = (
 _NUMBERS = itertools.count()
 
 
+def reference_model(folder: Path) -> PreTrainedModel:
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model.train(False)
+    return model
+
+
 class Subject:
-    """The engine under test, driven from plain functions, next to a reference model that always has its weights."""
+    """The engine under test behind synchronous methods, and a reference model that always has the same weights."""
 
     def __init__(self, engine: RolloutEngine, folder: Path, loop: asyncio.AbstractEventLoop) -> None:
         self.engine = engine
@@ -57,9 +64,9 @@ class Subject:
         self.loop = loop
         self.version = 0
         self.sender: WeightSender | None = None
-        self.reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        self.reference = reference_model(folder)
 
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
+    def run(self, work: Coroutine[None, None, T]) -> T:
         return self.loop.run_until_complete(asyncio.wait_for(work, TIMEOUT_S))
 
     def generate(self, *requests: Request) -> list[Completion]:
@@ -76,15 +83,16 @@ class Subject:
         return self.run(work())
 
     def load(self, folder: Path) -> None:
-        """Other weights, in the engine and in the reference."""
+        """Load other weights into the engine and the reference."""
         self.version += 1
         self.run(self.engine.load_weights(WeightSource(str(folder), self.version, sender=self.sender)))
-        self.reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        self.reference = reference_model(folder)
 
     @torch.no_grad()
     def logits(self, tokens: Sequence[int]) -> Tensor:
-        """What the reference says after each token, [S, V]."""
-        return self.reference(torch.tensor([list(tokens)])).logits[0]
+        """The reference's logits after each token, [S, V]."""
+        logits: Tensor = self.reference(torch.tensor([list(tokens)])).logits
+        return logits[0]
 
     def expected_logprobs(self, request: Request, completion: Completion) -> Tensor:
         """Log-probabilities of a completion under the request's sampling distribution, [R]."""
@@ -95,9 +103,9 @@ class Subject:
 
 
 def sampling_logprobs(logits: Tensor, sampling: Sampling, *, joint: bool = False) -> Tensor:
-    """Temperature, then top-k, then top-p of what is left (or of all, where they are joint), renormalised.
+    """Log-probabilities [N, V] after temperature, then top-k, then top-p of the rest (of all tokens if `joint`).
 
-    Greedy is reported at temperature 1. [N, V]
+    Greedy is reported at temperature 1.
     """
     if sampling.temperature == 0:
         return logits.log_softmax(-1)
@@ -123,14 +131,14 @@ def prompts(count: int, *, longest: int = 24, seed: int = 0) -> list[list[int]]:
 
 
 @pytest.fixture(scope="session")
-def engine_options() -> Mapping[str, Any]:
-    """Further fields of `EngineSpec` that this back end needs to run here."""
+def engine_options() -> Options:
+    """Further fields of `EngineSpec` that this back end needs on this machine."""
     return {}
 
 
 @pytest.fixture(scope="session")
 def tolerance(backend_name: str) -> float:
-    """Largest difference of a log-probability to the reference: engines of their own environment have other kernels."""
+    """Largest difference of a log-probability to the reference; engines of other environments have other kernels."""
     return 1e-4 if plugins.load("rollout", backend_name).capabilities.needs_environment else 1e-5
 
 
@@ -143,7 +151,7 @@ def event_loop_of_run() -> Iterator[asyncio.AbstractEventLoop]:
 
 
 def open_subject(
-    name: str, folder: Path, loop: asyncio.AbstractEventLoop, options: Mapping[str, Any], log_dir: Path
+    name: str, folder: Path, loop: asyncio.AbstractEventLoop, options: Options, log_dir: Path
 ) -> Iterator[Subject]:
     settings = {
         "model": str(folder),
@@ -164,7 +172,7 @@ def open_subject(
 @pytest.fixture(scope="session")
 def subject(
     backend_name: str,
-    engine_options: Mapping[str, Any],
+    engine_options: Options,
     event_loop_of_run: asyncio.AbstractEventLoop,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Subject]:
@@ -177,7 +185,7 @@ def subject(
 @pytest.fixture
 def untied_subject(
     backend_name: str,
-    engine_options: Mapping[str, Any],
+    engine_options: Options,
     event_loop_of_run: asyncio.AbstractEventLoop,
     tmp_path: Path,
 ) -> Iterator[Subject]:
@@ -208,7 +216,7 @@ def test_logprobs_are_those_of_the_sampling_distribution(
     "filters", [{"top_k": 5}, {"top_p": 0.6}, {"top_k": 20, "top_p": 0.8, "temperature": 0.7}], ids=str
 )
 def test_logprobs_are_renormalised_over_what_top_k_and_top_p_leave(
-    subject: Subject, tolerance: float, filters: Mapping[str, Any]
+    subject: Subject, tolerance: float, filters: Options
 ) -> None:
     requests = [request(prompt, seed=i, max_new_tokens=8, **filters) for i, prompt in enumerate(prompts(6))]
     completions = assert_exact(subject, requests, tolerance)
@@ -320,7 +328,7 @@ def endless_prompt(subject: Subject) -> list[int]:
 
 
 def test_aborting_an_unknown_request_does_nothing(subject: Subject) -> None:
-    subject.run(subject.engine.abort("nobody"))
+    subject.run(subject.engine.abort("no such request"))
 
 
 def test_scores_are_those_of_a_plain_forward(subject: Subject, tolerance: float) -> None:
@@ -338,9 +346,10 @@ def test_scores_are_those_of_a_plain_forward(subject: Subject, tolerance: float)
 def assert_scores(subject: Subject, tokens: list[int], scores: Scores, top_k: int, tolerance: float) -> None:
     length = len(tokens)
     expected = subject.logits(tokens).log_softmax(-1)[:-1]
-    assert (scores.logprobs.shape, scores.logprobs.dtype) == ((length,), np.float32)
-    assert (scores.top_ids.shape, scores.top_ids.dtype) == ((length, top_k), np.int32)
-    assert (scores.top_logprobs.shape, scores.top_logprobs.dtype) == ((length, top_k), np.float32)
+    assert scores.logprobs.shape == (length,)
+    assert scores.top_ids.shape == scores.top_logprobs.shape == (length, top_k)
+    assert scores.logprobs.dtype == scores.top_logprobs.dtype == np.dtype("float32")
+    assert scores.top_ids.dtype == np.dtype("int32")
     actual = expected.gather(1, torch.tensor(tokens[1:])[:, None])[:, 0].numpy()
     np.testing.assert_allclose(scores.logprobs[:-1], actual, atol=tolerance)
     np.testing.assert_allclose(scores.top_logprobs[:-1], expected.topk(top_k).values.numpy(), atol=tolerance)
@@ -363,7 +372,7 @@ def test_loaded_weights_are_used_by_a_model_with_a_head_of_its_own(
 
 
 def check_updates(subject: Subject, tolerance: float, folder: Path, *, tie_embeddings: bool) -> None:
-    """Three updates, each checked: an engine may accept weights and go on with old ones, or old caches."""
+    """Load weights three times and check each: an engine may accept weights but keep using old ones or old caches."""
     prompt = prompts(1, longest=60, seed=9)[0] * 4  # long enough to be in a prefix cache
     family = subject.reference.config.model_type
     for update in range(3):
@@ -380,7 +389,7 @@ def check_updates(subject: Subject, tolerance: float, folder: Path, *, tie_embed
 
 
 def publish_head(folder: Path) -> None:
-    """A published folder spells out the head, tied or not."""
+    """Add the head to a folder with tied embeddings, as a published folder has it."""
     from safetensors.torch import load_file, save_file
 
     tensors = load_file(folder / "model.safetensors")

@@ -1,7 +1,7 @@
-"""What each engine can do, told without importing it. Back ends take their own from here.
+"""What each engine can do, known without importing it. The built-in engines read their own entries here.
 
-A third party's engine declares its own under the entry-point group `tqppo.capabilities`, with the engine's
-name, pointing at an `EngineCapabilities` in a module that imports nothing heavy.
+An engine from another package declares an `EngineCapabilities` under the entry-point group `tqppo.capabilities`, with
+the engine's name, in a module that imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BUILT_IN: dict[str, EngineCapabilities] = {
     ),
 }
 
-OURS = "delete it: tqppo needs it as it sets it"
+OURS = "delete it: tqppo depends on the value that it sets"
 OWNED: dict[str, dict[str, str]] = {
     "vllm": {
         "model": "model.path",
@@ -72,22 +72,22 @@ OWNED: dict[str, dict[str, str]] = {
         "sampling-mask-max-tokens": OURS,
     },
 }
-"""Arguments of the servers that tqppo sets itself, and the setting to use instead."""
+"""Arguments of the servers that tqppo sets itself, with the setting to use instead."""
 
 
 def argument_name(written: str) -> str:
-    """`--max_num_seqs` and `max-num-seqs` are the same argument."""
+    """The canonical name: `--max_num_seqs` is `max-num-seqs`."""
     return written.lstrip("-").replace("_", "-")
 
 
 def instead_of(backend: str, written: str) -> str:
-    """What to do instead of this entry of engine_args; empty where it is the user's to set."""
+    """Advice for an entry of engine_args that tqppo sets itself; empty if the user may set it."""
     setting = OWNED.get(backend, {}).get(argument_name(written), "")
     return setting if setting in ("", OURS) else f"use {setting}"
 
 
 def capabilities_of(name: str) -> EngineCapabilities | None:
-    """None for an engine that declares nothing: then nothing is assumed about it."""
+    """The capabilities of an engine; None if it declares none, and then `validate-config` assumes nothing."""
     if name in BUILT_IN:
         return BUILT_IN[name]
     for point in entry_points(group="tqppo.capabilities"):

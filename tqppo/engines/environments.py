@@ -1,8 +1,8 @@
 """The environments of vLLM and SGLang: their pins, where they live, how they are built. Imports no torch.
 
-Their requirements conflict with each other's and with the trainer's, so each has its own interpreter,
-outside the checkout. A virtual environment cannot be moved once it is made, so it is built in place
-and counts only when its marker file, written last, is there.
+Their requirements conflict with each other and with the trainer's, so each engine has its own interpreter outside the
+checkout. A virtual environment cannot be moved, so it is built in place and counts as installed once its marker file,
+which is written last, exists.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ MARKER = "tqppo-environment.json"
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """What pip is told, in order, to build the CPU environment; and what users with a GPU do instead."""
+    """Arguments of pip, in order, that build the CPU environment, and the command for users with a GPU."""
 
     steps: tuple[tuple[str, ...], ...]
-    check: str  # Python that must run in it
+    check: str  # Python code that must run in the environment and prints the version
     gpu: str
 
 
-# SGLang's own requirements name CUDA packages, hence `--no-deps` and the written list: what worked, not a minimum.
+# SGLang's own requirements name CUDA packages, hence `--no-deps` and these lists: versions that work, not minima.
 SGLANG_BARE = (
     "sglang==0.5.23 triton==3.7.0 torchvision==0.28.0 apache-tvm-ffi==0.1.11 compressed-tensors==0.18.0 "
     "kernels>=0.14.1,<0.15 torch_memory_saver xgrammar==0.2.7 py-spy soundfile==0.13.1 cffi outlines==0.1.11 "
@@ -71,13 +71,13 @@ ENVIRONMENTS = {
 
 
 def root() -> Path:
-    """`TQPPO_ENGINES`, or the user's cache."""
+    """The folder of all environments: `TQPPO_ENGINES`, or one in the user's cache."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(os.environ.get("TQPPO_ENGINES") or Path(cache) / "tqppo" / "engines").expanduser()
 
 
 def folder_of(name: str) -> Path:
-    """Where the environment with today's pins is, or would be; other pins are another folder."""
+    """The folder of the environment with the current pins, built or not; other pins have another folder."""
     pins = json.dumps([environment(name).steps, sys.version_info[:2]])
     return root() / f"{name}-{hashlib.sha256(pins.encode()).hexdigest()[:10]}"
 
@@ -93,19 +93,21 @@ def is_installed(name: str) -> bool:
 
 
 def python_of(name: str, python: str = "") -> str:
-    """The interpreter to start the engine with: the one that the user named, or the one that `install` made."""
+    """The interpreter to start the engine with: the user's, or that of the environment that `install` built."""
     if python:
         found = shutil.which(os.path.expanduser(python))
         if found is None:
             raise BackendError(f"rollout.python = {python!r}: there is no such interpreter. {advice(name)}")
         return found
-    if not is_installed(name):
+    if name not in ENVIRONMENTS or not is_installed(name):
         raise BackendError(f"{name} has no environment on this machine. {advice(name)}")
     return str(folder_of(name) / "bin" / "python")
 
 
 def advice(name: str) -> str:
-    """The commands that make an environment, for a CPU and for a GPU."""
+    """How to get an interpreter for the engine: commands for a CPU and a GPU, if tqppo knows them."""
+    if name not in ENVIRONMENTS:
+        return f"Set rollout.python to the interpreter of an environment in which {name} is installed."
     return (
         f"On a CPU: `tqppo backends install {name}`. With a GPU: `{environment(name).gpu}`, "
         f'then set rollout.python = "ENV/bin/python".'
@@ -113,12 +115,12 @@ def advice(name: str) -> str:
 
 
 def install(name: str, report: Report = lambda line: None) -> Path:
-    """Build the CPU environment unless it is there already; a half-built one is built anew."""
+    """Build the CPU environment unless it exists; an unfinished one is rebuilt."""
     folder = folder_of(name)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with _one_builder(folder, report):
         if is_installed(name):
-            report(f"{name}: {folder} is there")
+            report(f"{name}: {folder} exists already")
             return folder
         if folder.exists():
             report(f"{name}: removing the unfinished {folder}")
@@ -158,11 +160,11 @@ def _build(name: str, folder: Path, report: Report) -> None:
 
 
 def _run(command: list[str], log: Path, report: Report) -> str:
-    """Run to the end, everything into the log, milestones to `report`; its last line is the result."""
+    """Run a command with its output in the log and milestones in `report`; returns its last line."""
     last = ""
     with log.open("a") as out:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, bufsize=1)
-        assert process.stdout is not None, "the pipe that was asked for"
+        assert process.stdout is not None
         for line in process.stdout:
             out.write(line)
             out.flush()

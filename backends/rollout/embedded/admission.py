@@ -1,7 +1,7 @@
 """Which requests join the batch, and when. In deterministic mode the answer does not depend on timing.
 
-Announced requests form a cohort: it is complete when all of them are there, sorted by `Request.order`, and decodes
-alone. Requests that nobody announced join at once, unless a cohort is decoding or waits to.
+Announced requests form a cohort, which is complete when all of them have come. It is sorted by `Request.order` and
+decodes alone. Requests that were not announced join at once, unless a cohort is decoding or waiting.
 """
 
 from __future__ import annotations
@@ -18,23 +18,25 @@ T = TypeVar("T", bound=Ordered)
 
 
 class Admission(Generic[T]):
+    """Requests that wait for a row."""
+
     def __init__(self, *, deterministic: bool, max_rows: int) -> None:
         self._deterministic = deterministic
         self._max_rows = max_rows
-        self.num_expected = 0  # announced and not here yet
-        self.gathering: list[T] = []  # announced and here, waiting for the others
+        self.num_expected = 0  # announced, not come yet
+        self.gathering: list[T] = []  # announced and come, waiting for the others
         self._cohorts: deque[list[T]] = deque()  # complete
         self._open: list[T] = []  # not announced
-        self._current: deque[T] = deque()  # of the batch that decodes, not yet admitted
+        self._current: deque[T] = deque()  # the rest of the batch that decodes, not yet admitted
         self._is_closed = False  # the batch that decodes is a cohort
 
     @property
     def is_ready(self) -> bool:
-        """Some request could be admitted as soon as there is room."""
+        """Whether a request can be admitted as soon as there is room."""
         return bool(self._current or self._open or self._cohorts)
 
     def expect(self, num_requests: int) -> None:
-        """A negative number takes back what was announced and will not come."""
+        """Announce requests; a negative number withdraws announcements."""
         if self._deterministic:
             self.num_expected = max(0, self.num_expected + num_requests)
             self._complete()
@@ -48,17 +50,17 @@ class Admission(Generic[T]):
             self._open.append(request)
 
     def take(self, num_free: int, num_running: int) -> list[T]:
-        """What to admit now, in order."""
+        """The requests to admit now, in order."""
         if not self._current:
             self._next_batch(num_running)
         waiting = len(self._current)
-        # A prefill of few prompts costs almost as much as one of many: let places gather before filling them.
+        # A prefill of few prompts costs almost as much as one of many, so several rows are filled at a time.
         if not waiting or (num_running and num_free < min(waiting, max(1, self._max_rows // 8))):
             return []
         return [self._current.popleft() for _ in range(min(waiting, num_free))]
 
     def remove(self, request: T) -> bool:
-        """Take back a request that has not been admitted; false when it is not here."""
+        """Withdraw a request that has not been admitted; false if it is not waiting."""
         for place in (self.gathering, self._open, self._current, *self._cohorts):
             if request in place:
                 place.remove(request)
@@ -66,9 +68,9 @@ class Admission(Generic[T]):
         return False
 
     def give_up_gathering(self) -> list[T]:
-        """Expect nobody any more; those who waited for the others are handed back."""
-        here, self.gathering, self.num_expected = self.gathering, [], 0
-        return here
+        """Cancel all announcements; returns the requests that waited for the others."""
+        gathered, self.gathering, self.num_expected = self.gathering, [], 0
+        return gathered
 
     def clear(self) -> None:
         self._current.clear()

@@ -28,9 +28,9 @@ def attention(
     scaling: float | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """What `transformers` calls in every layer. The result is [B, T, H, E].
+    """Called by `transformers` in every layer. The result is [B, T, H, E].
 
-    The name has no mask function, so the mask is what the decoder passes: none means causal.
+    No mask function is registered for the name, so the mask is the decoder's: none means causal.
     """
     if query.shape[2] != 1 or options.get("position_bias") is not None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
@@ -54,6 +54,6 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale
 
 
 def register() -> str:
-    """Make the name known to `transformers`; registering again changes nothing."""
+    """Register with `transformers`; may be called again."""
     AttentionInterface.register(NAME, attention)
     return NAME

@@ -1,4 +1,4 @@
-"""Continuous batching over a `transformers` model: admit prompts, advance all rows by a token, hand back the finished.
+"""Continuous batching over a `transformers` model: admit prompts, advance all rows by a token, return finished ones.
 
 Synchronous and without asyncio: the engine calls `advance` and `score`, one at a time.
 """
@@ -14,31 +14,31 @@ from torch import Tensor
 from tqppo.errors import EngineError
 from tqppo.protocols import Completion, Scores
 
-from .forward import ModuleForward
+from .forward import ModelForward
 from .kv import DecodeCache, PrefillCache
-from .rows import Rows, Ticket
+from .rows import DecodingRows, Ticket
 from .sampler import sample, uniforms
 
-PREFILL_TOKENS = 8192  # of one forward, padding included
-SCORE_LOGITS = 2**25  # of one forward: tokens × vocabulary
-SPARE_COLUMNS = 64  # of the cache beyond the prompts, and by how much it grows
-WORTH_A_FORWARD = 256  # padding tokens that cost about as much as one more forward
+PREFILL_TOKENS = 8192  # most tokens of one forward, padding included
+SCORE_LOGITS = 2**25  # most logits of one forward: tokens × vocabulary
+SPARE_COLUMNS = 64  # columns of the cache beyond the prompts, and the step in which it grows
+PADDING_PER_FORWARD = 256  # padding tokens that cost about as much as one more forward
 
 Finished = list[tuple[Ticket, Completion]]
 
 
 class Decoder:
-    """Rows decode together; a finished row leaves at once and its place is filled."""
+    """Rows decode together; a finished row leaves at once and another request takes its place."""
 
-    def __init__(self, forward: ModuleForward, *, max_rows: int, eos_token_ids: tuple[int, ...]) -> None:
+    def __init__(self, forward: ModelForward, *, max_rows: int, eos_token_ids: tuple[int, ...]) -> None:
         self.model, self.device, self.vocabulary = forward.model, forward.device, forward.vocabulary
         self._forward = forward
         self.max_rows = max_rows
         self.eos_token_ids = eos_token_ids
         self.weight_version = 0
-        self.rows = Rows(max_rows, self.vocabulary, eos_token_ids)
+        self.rows = DecodingRows(max_rows, self.vocabulary, eos_token_ids)
         self._cache = DecodeCache()
-        self._starts: Tensor | None = None  # columns of the rows' first tokens [B]; None: all the same
+        self._starts: Tensor | None = None  # columns of the rows' first tokens [B]; None if all are equal
 
     @property
     def num_rows(self) -> int:
@@ -58,18 +58,18 @@ class Decoder:
 
     @torch.inference_mode()
     def drop(self, rows: Sequence[int]) -> Finished:
-        """End rows early; what they have so far is handed back."""
+        """End rows early; returns what they have so far."""
         gone = np.array(sorted(rows), dtype=np.int64)
         return self._leave(gone, aborted=True)
 
     def reset(self) -> None:
-        """Forget every row, whatever state a failure left them in."""
-        self.rows = Rows(self.max_rows, self.vocabulary, self.eos_token_ids)
+        """Discard every row after a failure."""
+        self.rows = DecodingRows(self.max_rows, self.vocabulary, self.eos_token_ids)
         self._cache.free()
         self._starts = None
 
     def free(self) -> None:
-        """Give the cache's memory back; there must be no rows."""
+        """Free the cache; there must be no rows."""
         assert not self.rows, "rows are still decoding"
         self._cache.free()
 
@@ -95,7 +95,7 @@ class Decoder:
     def _place(
         self, prompts: list[tuple[int, ...]], groups: dict[tuple[int, ...], list[Ticket]], cache: PrefillCache
     ) -> Tensor:
-        """A row per request; which prompt each row came from [n]."""
+        """Make a row per request. Returns the number of each row's prompt [n]."""
         source = [i for i, prompt in enumerate(prompts) for _ in groups[prompt]]
         lengths = [len(prompts[i]) for i in source]
         sources = torch.tensor(source, device=self.device)
@@ -105,7 +105,7 @@ class Decoder:
         return sources
 
     def _make_room(self, tickets: Sequence[Ticket], longest: int, like: PrefillCache) -> None:
-        """Rows for the new requests, and columns left of the cursor for the longest of their prompts."""
+        """Make room in the cache: rows for the new requests, and columns left of the cursor for the longest prompt."""
         cache, num_rows = self._cache, len(self.rows) + len(tickets)
         need = max(min(ticket.max_new_tokens, SPARE_COLUMNS) + len(ticket.tokens) for ticket in tickets)
         if not self.rows:
@@ -118,7 +118,7 @@ class Decoder:
             self._shift(longest - cache.cursor)
 
     def _make_column(self) -> None:
-        """A column for the next token: move the rows left when that frees half the buffer, else make it wider."""
+        """Make room for the next token: move the rows left if that frees half the buffer, else widen the buffer."""
         cache = self._cache
         if cache.cursor == cache.num_columns:
             if 2 * cache.first >= cache.num_columns:
@@ -189,7 +189,7 @@ class Decoder:
 
     @torch.inference_mode()
     def score(self, sequences: Sequence[tuple[int, ...]], top_ks: Sequence[int]) -> list[Scores]:
-        """Log-probabilities of each sequence's next tokens at temperature 1, with the top-k of its own K."""
+        """Log-probabilities of each sequence's next tokens at temperature 1, and its `top_ks` likeliest tokens."""
         results: dict[int, Scores] = {}
         order = sorted(range(len(sequences)), key=lambda i: (len(sequences[i]), sequences[i], top_ks[i]))
         budget = max(1, SCORE_LOGITS // self.vocabulary)
@@ -210,13 +210,13 @@ def padded(sequences: Sequence[Sequence[int]], device: torch.device) -> Tensor:
 
 
 def length_chunks(sequences: Sequence[tuple[int, ...]], max_tokens: int) -> Iterator[list[tuple[int, ...]]]:
-    """Cut sequences sorted by length into forwards: within the budget, and little padding in each."""
+    """Cut sequences sorted by length into forwards that stay within the budget and have little padding."""
     chunk: list[tuple[int, ...]] = []
     real = 0
     for sequence in sequences:
         size = (len(chunk) + 1) * len(sequence)
         padding = size - real - len(sequence)
-        if chunk and (size > max_tokens or (padding > WORTH_A_FORWARD and padding > size // 4)):
+        if chunk and (size > max_tokens or (padding > PADDING_PER_FORWARD and padding > size // 4)):
             yield chunk
             chunk, real = [], 0
         chunk.append(sequence)

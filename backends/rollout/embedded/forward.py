@@ -1,27 +1,29 @@
-"""Forwards of the embedded engine through the model's own `transformers` class: the way that works for every family."""
+"""Forwards of the embedded engine through the model's own `transformers` class."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from tqppo.errors import EngineError
 
 from .kv import DecodeCache, PrefillCache
 
 
-class ModuleForward:
-    """See `_plain` for the faster way, which gives the same numbers for the families that it knows."""
+class ModelForward:
+    """Prefills prompts, decodes one token per row, and computes the logits of whole sequences."""
 
-    def __init__(self, model: Any) -> None:
-        self.model = model
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model: torch.nn.Module = model
         self.device: torch.device = next(model.parameters()).device
         self.vocabulary: int = model.config.get_text_config().vocab_size
-        self._head = model.get_output_embeddings()
-        if self._head is None:
+        head: torch.nn.Module | None = cast(Any, model).get_output_embeddings()
+        if head is None:
             raise EngineError(f"{type(model).__name__} has no output embeddings; the embedded engine needs them")
+        self._head = head
 
     def prefill(self, tokens: Tensor, last: Tensor) -> tuple[PrefillCache, Tensor]:
         """Caches of prompts [U, T], and the logits [U, V] after each prompt's last token, which is at `last` [U].
@@ -30,7 +32,7 @@ class ModuleForward:
         """
         cache = PrefillCache()
         rows = torch.arange(len(last), device=self.device)
-        # The head sees one position per row, whatever the model calls it by.
+        # The hook reduces the head's input to one position per row.
         hook = self._head.register_forward_pre_hook(lambda _, args: (args[0][rows, last][:, None],))
         try:
             logits = self._logits(tokens, past_key_values=cache, use_cache=True)
@@ -49,7 +51,7 @@ class ModuleForward:
         )[:, -1]
 
     def logits(self, tokens: Tensor) -> Tensor:
-        """After every token of sequences [B, T], padded on the right: [B, T, V]."""
+        """Logits [B, T, V] after every token of sequences [B, T], which are padded on the right."""
         return self._logits(tokens, use_cache=False)
 
     def _logits(self, tokens: Tensor, **inputs: Any) -> Tensor:

@@ -7,9 +7,8 @@ the columns from the longest row's first token on, and a mask is needed only whi
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import groupby
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,9 +16,11 @@ from transformers.cache_utils import Cache
 
 from tqppo.errors import EngineError
 
+KeysAndValues = tuple[Tensor, Tensor]
+
 
 class PrefillCache(Cache):
-    """Keeps the keys and values of one forward over fresh prompts as they are: no copy, no past."""
+    """Holds the keys and values of one forward over new prompts, without copying them."""
 
     def __init__(self) -> None:
         super().__init__(layers=[])
@@ -30,7 +31,9 @@ class PrefillCache(Cache):
     def is_sliding(self) -> list[bool]:
         return [False]
 
-    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object, **__: object
+    ) -> tuple[Tensor, Tensor]:
         if layer_idx != len(self.keys):
             raise EngineError("the embedded engine needs a model whose layers each have a key-value cache of their own")
         self.keys.append(key_states)
@@ -47,7 +50,7 @@ class PrefillCache(Cache):
 class DecodeCache(Cache):
     """Keys and values of the rows that decode, [layers, rows, H, columns, D].
 
-    The buffer is laid out anew for each batch, no wider than it needs now: rows far apart in memory are slow to read.
+    Each batch lays the buffer out no wider than it needs: rows that are far apart in memory are slow to read.
     """
 
     def __init__(self) -> None:
@@ -67,9 +70,11 @@ class DecodeCache(Cache):
     def num_columns(self) -> int:
         return 0 if self.keys is None else self.keys.shape[3]
 
-    # What the model calls while it decodes one token per row.
+    # Called by the model while it decodes one token per row.
 
-    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object, **__: object
+    ) -> tuple[Tensor, Tensor]:
         assert self.keys is not None, "decoding before anything was admitted"
         assert self.values is not None
         keys, values = self.keys[layer_idx, : self.num_rows], self.values[layer_idx, : self.num_rows]
@@ -77,21 +82,6 @@ class DecodeCache(Cache):
         values[:, :, self.cursor : self.cursor + 1] = value_states
         window = slice(self.first, self.cursor + 1)
         return keys[:, :, window], values[:, :, window]
-
-    def steps(self) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-        """Per layer: where the coming token's keys and values go [rows, H, D], and what its attention reads once they
-        are there [rows, H, columns read, D]."""
-        assert self.keys is not None, "decoding before anything was admitted"
-        assert self.values is not None
-        keys, values = self.keys[:, : self.num_rows], self.values[:, : self.num_rows]
-        window = slice(self.first, self.cursor + 1)
-        return zip(
-            keys[:, :, :, self.cursor].unbind(),
-            values[:, :, :, self.cursor].unbind(),
-            keys[:, :, :, window].unbind(),
-            values[:, :, :, window].unbind(),
-            strict=True,
-        )
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self.cursor - self.first
@@ -104,11 +94,13 @@ class DecodeCache(Cache):
         assert self.mask is not None
         return self.mask[: self.num_rows, :, :, self.first : self.cursor + 1]
 
-    # What the decoder calls between forwards.
+    # Called by the decoder between forwards.
 
     def make_room(self, *, num_rows: int, num_columns: int, like: PrefillCache | None = None) -> None:
-        """At least this many rows and columns. Rows that are there keep their content; without any, only the shape
-        (of the prefill's layers, the first time) matters and the old memory is laid out as the new batch needs."""
+        """Provide at least this many rows and columns; existing rows keep their content.
+
+        Without rows the old memory is reused in the new shape. The first time, `like` gives the shape of the layers.
+        """
         if self.keys is None or self.values is None or self.mask is None:
             if like is None:
                 return
@@ -125,8 +117,10 @@ class DecodeCache(Cache):
             self.mask = self._laid_out(self.mask, (0, num_rows), (3, num_columns))
 
     def _laid_out(self, old: Tensor, *sizes: tuple[int, int]) -> Tensor:
-        """With other (dimension, size). Fresh memory is zero, because a masked column still takes part in a product and
-        must be finite; old memory is finite anyway."""
+        """The tensor with other sizes, given as (dimension, size).
+
+        New memory is zeroed: a masked column still takes part in products, so it must be finite. Old memory is.
+        """
         shape = list(old.shape)
         for dimension, size in sizes:
             shape[dimension] = size
@@ -138,7 +132,7 @@ class DecodeCache(Cache):
         return new
 
     def place(self, prefill: PrefillCache, source: Tensor, lengths: Sequence[int]) -> None:
-        """Append rows: prompts `source` [n] of the prefill, of these ascending lengths, ending at the cursor."""
+        """Append rows that end at the cursor: prompts `source` [n] of the prefill, with these ascending lengths."""
         assert self.keys is not None
         assert self.values is not None
         assert self.mask is not None
@@ -158,7 +152,7 @@ class DecodeCache(Cache):
         self.mask[begin : self.num_rows] = is_before * (torch.finfo(self.mask.dtype).min / 2)
 
     def move_rows(self, targets: Sequence[int], sources: Sequence[int], num_rows: int) -> None:
-        """Row `sources[i]` replaces row `targets[i]`; then only the first `num_rows` are left."""
+        """Copy row `sources[i]` over row `targets[i]`, then keep only the first `num_rows`."""
         assert self.keys is not None
         assert self.values is not None
         assert self.mask is not None
@@ -173,7 +167,7 @@ class DecodeCache(Cache):
         self.num_rows = num_rows
 
     def shift(self, columns: int) -> None:
-        """Move the whole window right (or left, when negative)."""
+        """Move all rows right by some columns, or left if negative."""
         assert self.mask is not None
         size, rows = self.cursor - self.first, self.num_rows
         for buffer in (self.keys, self.values):
@@ -187,7 +181,7 @@ class DecodeCache(Cache):
         self.mask[:rows, :, :, : self.first] = torch.finfo(self.mask.dtype).min / 2
 
     def clear(self) -> None:
-        """Forget the rows; the memory stays for the next ones."""
+        """Discard the rows and keep the memory."""
         self.num_rows = self.first = self.cursor = 0
 
     def free(self) -> None:
@@ -196,7 +190,7 @@ class DecodeCache(Cache):
 
 
 def _layers(layers: list[Tensor]) -> Tensor:
-    """A buffer of no rows and columns, [layers, 0, H, 0, D]."""
+    """An empty buffer [layers, 0, H, 0, D]."""
     _, heads, _, size = layers[0].shape
     return layers[0].new_zeros(len(layers), 0, heads, 0, size)
 
@@ -205,5 +199,5 @@ def _selected(layers: list[Tensor], rows: Tensor) -> Tensor:
     """Rows [n] of each layer's [U, H, T, D], as one tensor [layers, n, H, T, D]."""
     result = layers[0].new_empty(len(layers), len(rows), *layers[0].shape[1:])
     for layer, target in zip(layers, result, strict=True):
-        torch.index_select(layer.contiguous(), 0, rows, out=target)  # slow on what is not contiguous
+        torch.index_select(layer.contiguous(), 0, rows, out=target)  # index_select is slow on other layouts
     return result

@@ -1,11 +1,9 @@
-"""Loading the model that the embedded engine decodes with, and refusing those it would decode wrongly."""
+"""Loads the model of the embedded engine and refuses models that it would decode wrongly."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tqppo.errors import EngineError
 from tqppo.protocols import EngineSpec
@@ -16,8 +14,8 @@ ENGINE_ARGS = {"device": "cpu"}  # what `engine_args` may hold, and the defaults
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def load_model(spec: EngineSpec) -> Any:
-    """The model in evaluation mode, on its device; any problem is an `EngineError` that says what to change."""
+def load_model(spec: EngineSpec) -> PreTrainedModel:
+    """The model in evaluation mode, on its device. An `EngineError` names the setting to change."""
     device = _device(spec)
     if spec.dtype != "auto" and spec.dtype not in _DTYPES:
         raise EngineError(f"dtype {spec.dtype!r} is unknown; choose auto or one of {', '.join(_DTYPES)}")
@@ -26,7 +24,7 @@ def load_model(spec: EngineSpec) -> Any:
     # Most CPUs have no bf16 instructions and are several times slower with it, so a CPU decodes in fp32.
     default = torch.float32 if device.type == "cpu" else "auto"
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             spec.model,
             dtype=_DTYPES.get(spec.dtype, default),
             attn_implementation=implementation if spec.attention == "auto" else spec.attention,
@@ -35,7 +33,9 @@ def load_model(spec: EngineSpec) -> Any:
     except (OSError, ValueError, ImportError, RuntimeError) as error:
         raise EngineError(f"{spec.name} cannot load the model {spec.model!r}: {error}") from error
     _check_supported(model, spec)
-    return model.to(device).eval().requires_grad_(False)
+    torch.nn.Module.to(model, device)  # `transformers` wraps its own `to` without types
+    model.train(False).requires_grad_(False)
+    return model
 
 
 def _device(spec: EngineSpec) -> torch.device:
@@ -49,7 +49,7 @@ def _device(spec: EngineSpec) -> torch.device:
     return torch.device(name)
 
 
-def _check_supported(model: Any, spec: EngineSpec) -> None:
+def _check_supported(model: PreTrainedModel, spec: EngineSpec) -> None:
     config = model.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     if unknown := sorted(kinds - {"full_attention", "sliding_attention"}):

@@ -1,10 +1,9 @@
-"""Bookkeeping of the rows that decode: parallel arrays in batch order, and what each row has produced so far."""
+"""The rows that decode: parallel arrays in batch order, and the tokens that each row has produced so far."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -13,18 +12,17 @@ from tqppo.protocols import Completion, FinishReason, Sampling
 from .sampler import streams_of
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Ticket:
-    """A request as the decoder sees it. `owner` is whoever waits for it; the decoder only hands it back."""
+    """A request as the decoder sees it. Equal only to itself, so that it identifies the request."""
 
     tokens: tuple[int, ...]
     sampling: Sampling
     seed: int
     max_new_tokens: int
-    owner: Any
 
 
-class Rows:
+class DecodingRows:
     """The first `count` entries of each array are the rows of the batch, in the order of the cache's rows."""
 
     def __init__(self, capacity: int, vocabulary: int, eos_token_ids: tuple[int, ...]) -> None:
@@ -60,7 +58,7 @@ class Rows:
         return self._stream[begin : len(self)].view(np.uint64)
 
     def record(self, tokens: np.ndarray, logprobs: np.ndarray, begin: int = 0) -> np.ndarray:
-        """Append one token to each row from `begin` on. True for rows that are finished by it, bool [B]."""
+        """Append one token to each row from `begin` on. Returns bool [B], true for rows that it finishes."""
         rows = slice(begin, len(self))
         slots, made = self.slot[rows], self.made[rows]
         if made.max(initial=0) >= self._tokens.shape[1]:
@@ -69,14 +67,16 @@ class Rows:
         self._tokens[slots, made] = tokens
         self._logprobs[slots, made] = logprobs
         made += 1
-        return self._stop_table[self.stops[rows], tokens] | (made >= self.limit[rows])
+        is_done: np.ndarray = self._stop_table[self.stops[rows], tokens] | (made >= self.limit[rows])
+        return is_done
 
     def last_tokens(self) -> np.ndarray:
         rows = slice(0, len(self))
-        return self._tokens[self.slot[rows], self.made[rows] - 1]
+        tokens: np.ndarray = self._tokens[self.slot[rows], self.made[rows] - 1]
+        return tokens
 
     def completions(self, rows: np.ndarray, weight_version: int, *, aborted: bool) -> list[Completion]:
-        """What these rows have produced."""
+        """The results of these rows."""
         slots, made = self.slot[rows], self.made[rows]
         longest = made.max(initial=0)
         tokens, logprobs = self._tokens[slots, :longest].tolist(), self._logprobs[slots, :longest].tolist()
@@ -100,9 +100,6 @@ class Rows:
             self.tickets[target] = self.tickets[source]
         del self.tickets[left:]
         return targets, sources
-
-    def clear(self) -> None:
-        self.remove(np.arange(len(self)))
 
     def _kind(self, sampling: Sampling) -> int:
         kind = (sampling.temperature, sampling.top_k, sampling.top_p)

@@ -18,16 +18,17 @@ def _mix(z: np.ndarray) -> np.ndarray:
     """The finaliser of splitmix64: a bijection of 64-bit words in which every bit depends on every other."""
     z = (z ^ (z >> np.uint64(30))) * _MIX_1
     z = (z ^ (z >> np.uint64(27))) * _MIX_2
-    return z ^ (z >> np.uint64(31))
+    mixed: np.ndarray = z ^ (z >> np.uint64(31))
+    return mixed
 
 
 def streams_of(seeds: Sequence[int]) -> np.ndarray:
-    """Where the random numbers of each request start, uint64 [B]; neighbouring seeds start far apart."""
+    """The start of each request's random numbers, uint64 [B]; neighbouring seeds start far apart."""
     return _mix(np.array([seed & _MASK for seed in seeds], dtype=np.uint64) + _GOLDEN)
 
 
 def uniforms(streams: np.ndarray, counters: np.ndarray) -> np.ndarray:
-    """One number in [0, 1) per row, a function of the request's seed and the token's place alone. float32 [B]."""
+    """One number in [0, 1) per row, float32 [B]. Depends only on the request's seed and the token's place."""
     words = _mix(streams + (counters.astype(np.uint64) + np.uint64(1)) * _GOLDEN)
     return (words >> np.uint64(40)).astype(np.float32) * np.float32(2**-24)
 
@@ -56,7 +57,7 @@ def sample(
 
 
 def filtered(logits: Tensor, *, top_k: int, top_p: float) -> Tensor:
-    """Logits [B, V] with what top-k, then top-p of what top-k leaves, excludes at -inf."""
+    """Logits [B, V] with excluded tokens at -inf: first by top-k, then by top-p of the rest."""
     if 0 < top_k < logits.shape[-1]:
         smallest = logits.topk(top_k, dim=-1).values[:, -1:]
         logits = logits.masked_fill(logits < smallest, -torch.inf)

@@ -1,11 +1,11 @@
-"""Weights from a `model.safetensors` that somebody else writes: parameters point into the mapped file, with no copy.
+"""Weights that the trainer publishes: the model's parameters point into the mapped file, with no copy.
 
-The writer may replace the file by renaming another over it, or update it in place; it must not truncate it.
+The trainer may rename another file over it or update it in place; it must not truncate it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -15,20 +15,10 @@ from tqppo.errors import EngineError
 from tqppo.weights.file import MODEL_FILE, MappedFile
 
 
-@dataclass(frozen=True, slots=True)
-class Mapped:
-    """One mapped file, and what tells whether a later one is the same."""
-
-    identity: tuple[int, int, int]  # device, inode, size
-    header: bytes
-    tensors: dict[str, Tensor]
-
-
-def map_file(folder: str) -> Mapped:
-    path = Path(folder) / MODEL_FILE
+def _map(path: Path) -> tuple[MappedFile, dict[str, Tensor]]:
     try:
         mapped = MappedFile.open(path)
-        return Mapped(mapped.identity, mapped.header, {name: mapped.tensor(name) for name in mapped.places})
+        return mapped, {name: mapped.tensor(name) for name in mapped.places}
     except OSError as error:
         raise EngineError(f"cannot map the weights {path}: {error}") from error
     except (ValueError, RuntimeError) as error:
@@ -42,32 +32,34 @@ class Weights:
         self._owners: dict[int, tuple[Tensor, list[str]]] = {}  # tied parameters are one tensor with several names
         for name, tensor in model.state_dict(keep_vars=True).items():
             self._owners.setdefault(id(tensor), (tensor, []))[1].append(name)
-        self._mapped: Mapped | None = None
+        self._mapped: MappedFile | None = None
 
     def load(self, folder: str) -> None:
-        """Point every parameter at the folder's file; nothing to do when they already do."""
-        mapped = map_file(folder)
+        """Point every parameter into the folder's file, unless they point there already."""
+        path = Path(folder) / MODEL_FILE
+        mapped, tensors = _map(path)
         known = self._mapped
         if known is not None and (known.identity, known.header) == (mapped.identity, mapped.header):
             return
-        self._check(mapped, folder)
+        self._check(tensors, path)
         is_shared = True
         for tensor, names in self._owners.values():
-            source = next(mapped.tensors[name] for name in names if name in mapped.tensors)
+            source = next(tensors[name] for name in names if name in tensors)
             tensor.data = source.to(device=tensor.device, dtype=tensor.dtype)
             is_shared = is_shared and tensor.data.data_ptr() == source.data_ptr()
-        # A copy does not follow the file, so only a parameter that points into it may skip the next load.
+        # A copy does not follow the file, so only parameters that point into it may skip the next load.
         self._mapped = mapped if is_shared else None
 
-    def _check(self, mapped: Mapped, folder: str) -> None:
+    def _check(self, tensors: Mapping[str, Tensor], path: Path) -> None:
+        """Raise unless the file has exactly the model's parameters, in their shapes."""
         expected = {name for _, names in self._owners.values() for name in names}
-        missing = [names[0] for _, names in self._owners.values() if not mapped.tensors.keys() & set(names)]
-        extra = sorted(mapped.tensors.keys() - expected)
+        missing = [names[0] for _, names in self._owners.values() if not tensors.keys() & set(names)]
+        extra = sorted(tensors.keys() - expected)
         wrong = [
-            f"{name} is {list(mapped.tensors[name].shape)}, the model has {list(tensor.shape)}"
+            f"{name} is {list(tensors[name].shape)}, the model has {list(tensor.shape)}"
             for tensor, names in self._owners.values()
             for name in names
-            if name in mapped.tensors and mapped.tensors[name].shape != tensor.shape
+            if name in tensors and tensors[name].shape != tensor.shape
         ]
         faults = [
             f"{what}: {', '.join(names[:8])}{f' and {len(names) - 8} more' if len(names) > 8 else ''}"
@@ -75,4 +67,4 @@ class Weights:
             if names
         ]
         if faults:
-            raise EngineError(f"{Path(folder) / MODEL_FILE} does not fit the model; {'; '.join(faults)}")
+            raise EngineError(f"{path} does not fit the model; {'; '.join(faults)}")

@@ -1,4 +1,4 @@
-"""Requests on one side, weight updates on the other: never both at a server."""
+"""Keeps requests and weight updates of one server apart."""
 
 from __future__ import annotations
 
@@ -10,28 +10,30 @@ from tqppo.errors import EngineError
 
 
 class Gate:
-    """Requests pass together; a weight update waits until they are out, and keeps new ones waiting meanwhile."""
+    """Requests run concurrently; a weight update waits until they have ended and holds new ones back meanwhile."""
 
     def __init__(self) -> None:
-        self._open, self._empty, self._inside = asyncio.Event(), asyncio.Event(), 0
+        self._open, self._empty, self._num_running = asyncio.Event(), asyncio.Event(), 0
         self._open.set()
         self._empty.set()
 
     @contextlib.asynccontextmanager
     async def passing(self) -> AsyncIterator[None]:
+        """Around one request."""
         while not self._open.is_set():
             await self._open.wait()
-        self._inside += 1
+        self._num_running += 1
         self._empty.clear()
         try:
             yield
         finally:
-            self._inside -= 1
-            if not self._inside:
+            self._num_running -= 1
+            if not self._num_running:
                 self._empty.set()
 
     @contextlib.asynccontextmanager
     async def closed(self, timeout_s: float) -> AsyncIterator[None]:
+        """Around a weight update. Raises if requests are still running after `timeout_s`."""
         while not self._open.is_set():
             await self._open.wait()
         self._open.clear()
@@ -45,4 +47,4 @@ class Gate:
         try:
             await asyncio.wait_for(self._empty.wait(), timeout_s)
         except asyncio.TimeoutError:
-            raise EngineError(f"{self._inside} requests were still running after {timeout_s:g} s") from None
+            raise EngineError(f"{self._num_running} requests were still running after {timeout_s:g} s") from None

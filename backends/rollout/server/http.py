@@ -1,4 +1,4 @@
-"""Requests to one server: pooled, with deadlines, failing at once when the server's process ends."""
+"""HTTP requests to one server: pooled connections, deadlines, and an error at once when the server's process ends."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tqppo.errors import EngineError
 
 from .process import ServerProcess
 
-NUM_RETRIES = 3  # of a connection error while the server lives; requests are repeatable, their seed goes with them
+NUM_RETRIES = 3  # after a connection error while the server lives; a request carries its seed, so it can be repeated
 CONNECT_TIMEOUT_S = 30.0
 IDLE_S = 2.0  # a connection that was idle for longer is not used again: servers close theirs after some seconds
 BROKEN = (aiohttp.ClientError, OSError)
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Response:
     status: int
     is_json: bool
     content: bytes
@@ -33,16 +33,24 @@ class Answer:
 
 
 class ServerDied(EngineError):
-    """The server's process ended; another one may take over."""
+    """The server's process ended; the request can be sent to another one."""
 
 
-class Server:
-    """A server that answers at `url`, and its process when it is ours."""
+class EngineServer:
+    """A server at `url`, with its process if tqppo started it. `dying_s`: see `ServerApi`."""
 
-    dying_s = 20.0  # how long one may take to end after it has shown that it will; some write dumps first
-
-    def __init__(self, name: str, url: str, *, process: ServerProcess | None, token: str, num_connections: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        url: str,
+        *,
+        process: ServerProcess | None,
+        token: str,
+        num_connections: int,
+        dying_s: float,
+    ) -> None:
         self.name, self.url, self.process = name, url, process
+        self._dying_s = dying_s
         self._session = aiohttp.ClientSession(
             headers={"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {}),
             connector=aiohttp.TCPConnector(limit=num_connections, keepalive_timeout=IDLE_S),
@@ -54,12 +62,13 @@ class Server:
         return self.process is None or self.process.is_alive
 
     def death(self) -> ServerDied:
-        assert self.process is not None, "a server that is not ours cannot be seen dying"
+        """The error of a server whose process has ended."""
+        assert self.process is not None, "the process of a server that tqppo attached to is unknown"
         code = self.process.exited.result()
         return ServerDied(f"{self.name} ended with code {code}; the end of its log:\n{self.process.tail()}")
 
-    async def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None, *, timeout_s: float) -> Any:
-        """The decoded answer. A refusal is an EngineError with the server's own words."""
+    async def ask(self, method: str, path: str, body: Mapping[str, object] | None = None, *, timeout_s: float) -> Any:
+        """The decoded JSON of the response. A refusal is an EngineError that quotes the server."""
         content = None if body is None else json.dumps(body).encode()
         deadline = time.monotonic() + timeout_s
         for attempt in range(NUM_RETRIES + 1):
@@ -68,21 +77,23 @@ class Server:
             except asyncio.TimeoutError:
                 raise EngineError(f"{self.name}: {path} did not answer within {timeout_s:g} s") from None
             except BROKEN as error:
-                await self._or_death()  # a dying server breaks its connections shortly before it ends
+                await self._raise_if_dying()  # a dying server breaks its connections shortly before it ends
                 if attempt == NUM_RETRIES:
                     raise EngineError(f"{self.name}: {path} cannot be reached at {self.url}: {error!r}") from error
                 await asyncio.sleep(0.1 * 2**attempt)
                 continue
             if answer.status >= 500:
-                await self._or_sickness()
+                await self._raise_if_unhealthy()
             if answer.status >= 400:
                 raise EngineError(f"{self.name}: {path} answered {answer.status}: {answer.text[:2000]}")
             return json.loads(answer.content) if answer.is_json and answer.content else None
         raise AssertionError("unreachable: the last attempt returns or raises")
 
-    async def _send(self, method: str, path: str, content: bytes | None, deadline: float) -> Answer:
+    async def _send(self, method: str, path: str, content: bytes | None, deadline: float) -> Response:
         task = asyncio.ensure_future(self._exchange(method, path, content))
-        ends: list[asyncio.Future[Any]] = [task] if self.process is None else [task, self.process.exited]
+        ends: list[asyncio.Future[Response] | asyncio.Future[int]] = [task]
+        if self.process is not None:
+            ends.append(self.process.exited)
         try:
             remaining = max(deadline - time.monotonic(), 0.0)
             await asyncio.wait(ends, timeout=remaining, return_when=asyncio.FIRST_COMPLETED)
@@ -92,19 +103,19 @@ class Server:
         finally:
             task.cancel()
 
-    async def _exchange(self, method: str, path: str, content: bytes | None) -> Answer:
+    async def _exchange(self, method: str, path: str, content: bytes | None) -> Response:
         async with self._session.request(method, self.url + path, data=content) as response:
-            return Answer(response.status, response.content_type == "application/json", await response.read())
+            return Response(response.status, response.content_type == "application/json", await response.read())
 
-    async def _or_death(self) -> None:
+    async def _raise_if_dying(self) -> None:
         if self.process is not None:
-            await asyncio.wait({self.process.exited}, timeout=self.dying_s)
+            await asyncio.wait({self.process.exited}, timeout=self._dying_s)
             if not self.is_alive:
                 raise self.death()
 
-    async def _or_sickness(self) -> None:
-        """A server that answers 500 and is not healthy either has lost its engine, whether or not it ends by itself."""
-        await self._or_death()
+    async def _raise_if_unhealthy(self) -> None:
+        """End a server that answers 500 and is unhealthy: it has lost its engine, even if its process stays."""
+        await self._raise_if_dying()
         if self.process is not None and not await self.is_healthy():
             await self.process.close()
             raise self.death()

@@ -1,4 +1,4 @@
-"""A server as a group of processes that ends with this one: start, watch, log, end. Knows nothing of HTTP."""
+"""The processes of one server, which end with this process: start, watch, log, end. Knows nothing of HTTP."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from pathlib import Path
 
 from tqppo.lifeline import guard_command
 
-INHERITED_NOT = ("PYTHONPATH", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE", "PYTHONSTARTUP", "VIRTUAL_ENV")
+NOT_INHERITED = ("PYTHONPATH", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE", "PYTHONSTARTUP", "VIRTUAL_ENV")
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port that nobody listens on, outside the range that outgoing connections take theirs from."""
+    """A port that is not in use, outside the range that the kernel gives to outgoing connections."""
     choice = random.SystemRandom()
     for _ in range(200):
         port = choice.randrange(20_000, 32_000)
@@ -36,13 +36,13 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 
 def clean_environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """This process's environment without what belongs to its own interpreter or to Ray."""
-    kept = {k: v for k, v in os.environ.items() if k not in INHERITED_NOT and not k.startswith("RAY_")}
+    """This process's environment without the variables of its own interpreter and of Ray."""
+    kept = {k: v for k, v in os.environ.items() if k not in NOT_INHERITED and not k.startswith("RAY_")}
     return kept | dict(extra)
 
 
 class ServerProcess:
-    """One started server. `exited` is done, with the exit code, when no process of it is left."""
+    """One started server under a guard (see `tqppo.lifeline`). `exited` holds the exit code once no process is left."""
 
     def __init__(
         self, command: Sequence[str], environment: Mapping[str, str], log_path: str | Path = "", *, grace_s: float = 5.0
@@ -52,7 +52,7 @@ class ServerProcess:
         self.log_path = Path(log_path or Path(self.scratch) / "server.log").resolve()
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         self.exited: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._said, self._last_words = b"", ""
+        self._output, self._final_tail = b"", ""
         log = self.log_path.open("ab", buffering=0)
         log.write(f"$ {' '.join(command)}\n".encode())
         self._log_start = log.tell()
@@ -68,11 +68,11 @@ class ServerProcess:
         )
         log.close()
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self._stdout.fileno(), self._hear)
+        self._loop.add_reader(self._stdout.fileno(), self._read_output)
 
     @property
     def pid(self) -> int:
-        """Of the supervisor, which leads the process group."""
+        """The pid of the guard, which leads the process group."""
         return self._popen.pid
 
     @property
@@ -81,31 +81,32 @@ class ServerProcess:
 
     @property
     def _stdout(self) -> io.BufferedReader:
-        assert isinstance(self._popen.stdout, io.BufferedReader), "the pipe that was asked for"
+        assert isinstance(self._popen.stdout, io.BufferedReader)
         return self._popen.stdout
 
-    def _hear(self) -> None:
-        said = os.read(self._stdout.fileno(), 4096)
-        self._said += said
-        if said:
+    def _read_output(self) -> None:
+        """Collect the guard's output, which is the exit code; its end means that everything has ended."""
+        output = os.read(self._stdout.fileno(), 4096)
+        self._output += output
+        if output:
             return
         self._loop.remove_reader(self._stdout.fileno())
         self._popen.wait()
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # some are left if the supervisor was killed
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # some are left if the guard was killed
             os.killpg(self.pid, signal.SIGKILL)
         shutil.rmtree(self.scratch, ignore_errors=True)
-        self.exited.set_result(int(self._said) if self._said.strip() else -signal.SIGKILL)
+        self.exited.set_result(int(self._output) if self._output.strip() else -signal.SIGKILL)
 
     def tail(self, lines: int = 25) -> str:
-        """The last lines that the server wrote since its start."""
+        """The last lines of the server's log since its start."""
         if self._log.closed:
-            return self._last_words
+            return self._final_tail
         end = self._log.seek(0, io.SEEK_END)
         self._log.seek(max(self._log_start, end - 16_384))
         return "\n".join(self._log.read().decode(errors="replace").splitlines()[-lines:])
 
     async def close(self) -> None:
-        """End every process of it; harmless when they have ended already."""
+        """End every process of the server; does nothing if they have ended already."""
         if self._popen.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 self._popen.stdin.close()
@@ -115,5 +116,5 @@ class ServerProcess:
             os.killpg(self.pid, signal.SIGKILL)
             await self.exited
         self._stdout.close()
-        self._last_words = self.tail()
+        self._final_tail = self.tail()
         self._log.close()

@@ -1,25 +1,31 @@
-"""Runs at the start of every Python process of an SGLang server on a CPU, and of no other.
+"""Runs at the start of every Python process of an SGLang server on a CPU.
 
-Adjusts four things that assume a GPU, each when its module is imported: torchvision's CUDA operators, and, so that
-seeds count, the list of attention kernels that may be deterministic, the CUDA-only matrix kernels of that
-mode, and the Triton hash behind seeded sampling.
+Patches four things that assume a GPU, each when its module is imported: torchvision's CUDA operators and, for seeded
+sampling, the list of attention kernels with a deterministic mode, the CUDA-only matrix kernels of that mode, and the
+Triton hash of seeds.
 """
+
+from __future__ import annotations
 
 import importlib.util
 import os
 import sys
-from collections.abc import Callable
-from importlib.abc import MetaPathFinder
+from collections.abc import Callable, Sequence
+from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def declare_torchvision_operators() -> None:
-    """torchvision registers shapes for these two at import; its own library, which defines them, is for CUDA."""
+    """Define the operators whose shapes torchvision registers at import; its own definitions need CUDA."""
     import torch
 
-    library = torch.library.Library("torchvision", "DEF")
+    registry: Any = torch.library
+    library = registry.Library("torchvision", "DEF")
     for name in ("nms", "qnms"):
         library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     sys.modules["torch"].__dict__["_tqppo_torchvision"] = library  # the definitions last as long as the object
@@ -38,15 +44,15 @@ def hash_with_torch(module: ModuleType) -> None:
     module.__dict__["murmur_hash32"] = counter_hash
 
 
-def counter_hash(seed: Any, positions: Any, columns: Any) -> Any:
-    """Uniform 32-bit integers [rows, columns] that depend on nothing but their seed, position and column."""
+def counter_hash(seed: Tensor, positions: Tensor, columns: Tensor) -> Tensor:
+    """Uniform 32-bit integers [rows, columns] that depend only on their seed, position and column."""
     import torch
 
     rows = _mix(seed.to(torch.int64) + _mix(positions.to(torch.int64)))
     return (_mix(rows[:, None] + _mix(columns.to(torch.int64))[None, :]) >> 32) & 0xFFFFFFFF
 
 
-def _mix(x: Any) -> Any:
+def _mix(x: Tensor) -> Tensor:
     """A bijection of 64-bit integers whose every output bit depends on every input bit (wraps around on overflow)."""
     for shift, factor in ((32, -0x61C8864680B583EB), (29, -0x4B47D0C5E51A4E35), (32, 0)):
         x = x ^ ((x >> shift) & ((1 << (64 - shift)) - 1))
@@ -62,7 +68,9 @@ AFTER: dict[str, Callable[[ModuleType], None]] = {
 
 
 class Adjuster(MetaPathFinder):
-    def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
+    """Finds no modules itself; it runs a patch after the import of each module in `AFTER`."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if name == "torchvision":
             sys.meta_path.remove(self)
             importlib.import_module("torch")
@@ -78,14 +86,14 @@ class Adjuster(MetaPathFinder):
         return spec
 
 
-def _run_afterwards(loader: Any, adjust: Callable[[ModuleType], None]) -> None:
+def _run_afterwards(loader: Loader, adjust: Callable[[ModuleType], None]) -> None:
     execute = loader.exec_module
 
     def exec_module(module: ModuleType) -> None:
         execute(module)
         adjust(module)
 
-    loader.exec_module = exec_module
+    loader.__dict__["exec_module"] = exec_module
 
 
 _names: set[str] = set()

@@ -1,6 +1,6 @@
-"""Runs inside the vLLM server, only when it binds beyond loopback: every route needs the token, `/health` excepted.
+"""Runs inside a vLLM server that binds beyond loopback: every route but `/health` needs the token.
 
-vLLM's own `--api-key` guards the inference routes alone, not those that pause it or load weights.
+vLLM's own `--api-key` protects the inference routes only, not those that pause the server or load weights.
 """
 
 import hmac
@@ -9,16 +9,18 @@ from typing import Any
 
 
 class RequireToken:
+    """ASGI middleware."""
+
     def __init__(self, app: Any) -> None:
         self.app = app
         self.expected = f"Bearer {os.environ['TQPPO_SERVER_TOKEN']}".encode()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "http" and scope["path"] != "/health" and not self.knows(scope["headers"]):
+        if scope["type"] == "http" and scope["path"] != "/health" and not self.has_token(scope["headers"]):
             await send({"type": "http.response.start", "status": 401, "headers": []})
             await send({"type": "http.response.body", "body": b"a bearer token is required"})
             return
         await self.app(scope, receive, send)
 
-    def knows(self, headers: list[tuple[bytes, bytes]]) -> bool:
+    def has_token(self, headers: list[tuple[bytes, bytes]]) -> bool:
         return any(hmac.compare_digest(value, self.expected) for name, value in headers if name == b"authorization")

@@ -1,4 +1,4 @@
-"""What both real engines are put through besides the contract; `test_vllm` and `test_sglang` import it all.
+"""Tests of both real engines besides the contract; `test_vllm` and `test_sglang` import them all.
 
 `subject` is the engine of the whole file, `untied_subject` a second model for one test.
 """
@@ -56,7 +56,7 @@ def status(url):
 async def main():
     engine = plugins.load("rollout", sys.argv[1])(EngineSpec(model=sys.argv[2], max_context_tokens=128, host="0.0.0.0"))
     await engine.start()
-    server = await engine._server()
+    server = await engine.servers.live()
     paths = ("/health", "/v1/models", sys.argv[3])
     found = {path: await asyncio.to_thread(status, server.url + path) for path in paths}
     print(json.dumps({"pid": server.process.pid, "scratch": server.process.scratch, "status": found}), flush=True)
@@ -99,12 +99,12 @@ def sender() -> Iterator[Sender]:
 def sending(subject: Subject, sender: Sender, bucket_bytes: int) -> Iterator[None]:
     """Weights go over a process group meanwhile, in pieces of this size."""
     engine: Any = subject.engine
-    subject.sender, engine.bucket_bytes = SenderClient(sender), bucket_bytes
+    subject.sender, engine.loader.bucket_bytes = SenderClient(sender), bucket_bytes
     try:
         yield
     finally:
         subject.sender = None
-        del engine.bucket_bytes
+        del engine.loader.bucket_bytes
 
 
 def patiently(subject: Subject, work: Coroutine[Any, Any, T]) -> T:
@@ -113,15 +113,15 @@ def patiently(subject: Subject, work: Coroutine[Any, Any, T]) -> T:
 
 
 def recover(subject: Subject) -> None:
-    """Wait until a server runs; the death of the last one may not even have been heard yet."""
+    """Wait until a server runs; the engine may not have noticed yet that the last one died."""
     engine: Any = subject.engine
     patiently(subject, engine.generate(request([65], max_new_tokens=1)))
 
 
 def processes_of(subject: Subject) -> list[psutil.Process]:
-    """The supervisor, the server and its children."""
+    """The guard, the server and its children."""
     engine: Any = subject.engine
-    leader = psutil.Process(subject.run(engine._server()).process.pid)
+    leader = psutil.Process(subject.run(engine.servers.live()).process.pid)
     return [leader, *leader.children(recursive=True)]
 
 
@@ -145,7 +145,7 @@ def test_a_server_that_already_runs_can_be_used_if_it_has_the_model(subject: Sub
     attached = EngineSpec(
         model=str(subject.folder),
         max_context_tokens=running.spec.max_context_tokens,
-        endpoint=subject.run(running._server()).url,
+        endpoint=subject.run(running.servers.live()).url,
         eos_token_ids=(EOS,),
     )
     engine = type(running)(attached)
@@ -155,7 +155,7 @@ def test_a_server_that_already_runs_can_be_used_if_it_has_the_model(subject: Sub
     subject.run(engine.close())
     with pytest.raises(BackendError, match="another-model"):
         subject.run(type(running)(replace(attached, model="/models/another-model")).start())
-    assert_exact(subject, [asked], tolerance)  # it goes on after its guests have left
+    assert_exact(subject, [asked], tolerance)  # it goes on after the attached engine has left
 
 
 def test_prompts_of_more_tokens_than_one_step_takes_are_generated_with_their_seeds(
@@ -241,14 +241,14 @@ def test_beyond_loopback_a_token_is_needed_and_nothing_survives_the_sigkill_of_t
     command = [sys.executable, "-c", HOST, backend_name, str(tiny_model), control_route]
     host = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert host.stdout is not None
-    told = json.loads(host.stdout.readline())
-    assert told["status"] == {"/health": 200, "/v1/models": 401, control_route: 401}
-    processes = [psutil.Process(told["pid"]), *psutil.Process(told["pid"]).children(recursive=True)]
+    printed = json.loads(host.stdout.readline())
+    assert printed["status"] == {"/health": 200, "/v1/models": 401, control_route: 401}
+    processes = [psutil.Process(printed["pid"]), *psutil.Process(printed["pid"]).children(recursive=True)]
     assert len(processes) >= 3
     os.kill(host.pid, signal.SIGKILL)
     host.wait()
     assert_gone(processes)
-    assert not Path(told["scratch"]).exists()
+    assert not Path(printed["scratch"]).exists()
 
 
 def test_an_argument_that_the_engine_does_not_know_is_reported_in_its_own_words(

@@ -1,7 +1,8 @@
-"""The engine of `small_server`: what a subclass of `ServerEngine` has to say, and no more."""
+"""An engine over `small_server.py`: a `ServerApi` with the methods that every server engine needs, and no more."""
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from collections.abc import Sequence
@@ -10,15 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from tqppo import plugins
-from tqppo.protocols import Completion, EngineCapabilities, Request, Scores, WeightSource
+from tqppo.protocols import Completion, EngineCapabilities, Request, Scores
 
-ServerEngine: Any = plugins.load("rollout", "vllm").__mro__[1]
+api: Any = importlib.import_module("tqppo_backends.rollout.server.api")
+engine: Any = importlib.import_module("tqppo_backends.rollout.server.engine")
 
 
-class SmallEngine(ServerEngine):
-    backend = "vllm"  # any that has an environment; the interpreter is given
-    capabilities = EngineCapabilities()
+class SmallApi(api.ServerApi):
+    backend = "small"
+    dying_s = 1.0
 
     def command(self, python: str, port: int) -> list[str]:
         script = Path(__file__).with_name("small_server.py")
@@ -30,28 +31,39 @@ class SmallEngine(ServerEngine):
     def environment(self) -> dict[str, str]:
         return {"LIVES": os.environ.get("LIVES", "/nowhere")}
 
-    def _connect(self, *arguments: Any) -> Any:
-        server = super()._connect(*arguments)
-        server.dying_s = 1.0
-        return server
+    async def inspect(self, server: Any) -> None:
+        assert (await server.ask("GET", "/model", timeout_s=10))["model"] == self.served_name
 
-    async def _generate(self, server: Any, request: Request, request_id: str) -> Completion:
-        body: dict[str, Any] = {"seed": request.seed, "slow": request.sampling.temperature}
+    async def generate(self, server: Any, request: Request, request_id: str) -> Completion:
+        body: dict[str, Any] = {"id": request_id, "seed": request.seed, "slow": request.sampling.temperature}
         if request.tokens[0] == 13:
             body["poison"] = True
         answer = await server.ask("POST", "/generate", body, timeout_s=self.spec.request_timeout_s)
-        return Completion([answer["seed"], answer["pid"]], [0.0, 0.0], "stop", self.version)
+        return Completion([answer["seed"], answer["pid"]], [0.0, 0.0], "abort" if answer["aborted"] else "stop", 0)
 
-    async def _score(self, server: Any, tokens: Sequence[int], top_k: int) -> Scores:
+    async def score(self, server: Any, tokens: Sequence[int], top_k: int) -> Scores:
         empty = np.zeros((len(tokens), top_k), np.float32)
         return Scores(np.zeros(len(tokens), np.float32), empty.astype(np.int32), empty)
 
-    async def _push(self, server: Any, source: WeightSource) -> None:
-        await server.ask("POST", "/load", {"version": str(source.version)}, timeout_s=10)
+    async def abort(self, server: Any, request_id: str) -> None:
+        await server.ask("POST", "/abort", {"id": request_id}, timeout_s=10)
+
+    async def load_folder(self, server: Any, folder: str) -> None:
+        await server.ask("POST", "/load", {"folder": folder}, timeout_s=10)
+
+    async def finish_update(self, server: Any, label: str) -> None:
+        await server.ask("POST", "/label", {"version": label}, timeout_s=10)
+
+    async def loaded_label(self, server: Any) -> str:
+        return (await server.ask("GET", "/weights", timeout_s=10))["weights"]
+
+
+class SmallEngine(engine.ServerEngine):
+    api_type = SmallApi
+    capabilities = EngineCapabilities()
 
     async def weights(self) -> str:
-        server = await self._server()
-        return (await server.ask("GET", "/weights", timeout_s=10))["weights"]
+        return await self.api.loaded_label(await self.servers.live())
 
 
 PYTHON = sys.executable

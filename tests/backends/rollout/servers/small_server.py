@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import ClassVar
 
 STUBBORN = "import signal,time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
 
@@ -20,7 +21,7 @@ STUBBORN = "import signal,time; signal.signal(signal.SIGTERM, signal.SIG_IGN); t
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     weights = "none"
-    paused_for = 0.0
+    aborted: ClassVar[set[str]] = set()
 
     def do_GET(self) -> None:
         self.answer({"model": self.server.options.served, "weights": Handler.weights, "pid": os.getpid()})
@@ -33,12 +34,22 @@ class Handler(BaseHTTPRequestHandler):
                 os.kill(os.getpid(), signal.SIGKILL)
             if mode == "refuse-push" and Handler.first_life():
                 return self.answer({"error": "no such tensor"}, 500)
-            Handler.weights = body["version"]
+        elif self.path == "/label":
+            Handler.weights = "stale" if mode == "forget" else body["version"]
+        elif self.path == "/abort":
+            Handler.aborted.add(body["id"])
         elif "poison" in body:
             os.kill(os.getpid(), signal.SIGKILL)
         elif body.get("slow"):
-            time.sleep(body["slow"])
-        self.answer({"seed": body.get("seed", 0), "weights": Handler.weights, "pid": os.getpid()})
+            Handler.sleep(body["slow"], body["id"])
+        aborted = body.get("id") in Handler.aborted
+        self.answer({"seed": body.get("seed", 0), "weights": Handler.weights, "pid": os.getpid(), "aborted": aborted})
+
+    @staticmethod
+    def sleep(seconds: float, request_id: str) -> None:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and request_id not in Handler.aborted:
+            time.sleep(0.01)
 
     @staticmethod
     def first_life() -> bool:

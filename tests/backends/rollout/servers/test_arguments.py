@@ -1,9 +1,9 @@
-"""How servers are told what to do, without starting one."""
+"""Command lines and environments of servers; no server is started."""
 
 from __future__ import annotations
 
 import asyncio
-import sys
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,8 @@ from tqppo.errors import BackendError, EngineError, PreflightError
 from tqppo.protocols import EngineSpec, Request, Sampling
 
 VLLM, SGLANG = plugins.load("rollout", "vllm"), plugins.load("rollout", "sglang")
-server = sys.modules[VLLM.__mro__[1].__module__]
-process = sys.modules[server.__name__.replace("_server", "_process")]
+api: Any = importlib.import_module("tqppo_backends.rollout.server.api")
+process: Any = importlib.import_module("tqppo_backends.rollout.server.process")
 
 
 def spec(model: Path, **changes: Any) -> EngineSpec:
@@ -23,13 +23,12 @@ def spec(model: Path, **changes: Any) -> EngineSpec:
 
 
 def command(engine: Any) -> list[str]:
-    flags = server.to_flags(engine.arguments() | engine._user_arguments, negatable=engine.negatable)
-    return [*engine.command("python", 20_000), *flags]
+    return [*engine.api.command("python", 20_000), *engine.api.flags()]
 
 
 def test_flags_take_booleans_numbers_lists_tables_and_nothing() -> None:
     arguments = {"a": True, "b": False, "c": 2, "d": ["x", 1], "e": {"k": 1}, "f": None}
-    assert server.to_flags(arguments, negatable=True) == [
+    assert api.to_flags(arguments, negatable=True) == [
         "--a",
         "--no-b",
         "--c",
@@ -40,7 +39,7 @@ def test_flags_take_booleans_numbers_lists_tables_and_nothing() -> None:
         "--e",
         '{"k": 1}',
     ]
-    assert "--no-b" not in server.to_flags(arguments, negatable=False)
+    assert "--no-b" not in api.to_flags(arguments, negatable=False)
 
 
 @pytest.mark.parametrize("engine_class", [VLLM, SGLANG])
@@ -66,23 +65,23 @@ def test_the_constructor_starts_nothing_and_close_is_harmless(engine_class: Any,
 
 @pytest.mark.parametrize("engine_class", [VLLM, SGLANG])
 def test_loopback_needs_no_token_and_anything_else_does(engine_class: Any, tiny_model: Path) -> None:
-    assert not engine_class(spec(tiny_model)).token
-    assert not engine_class(spec(tiny_model, host="::1")).token
-    assert len(engine_class(spec(tiny_model, host="0.0.0.0")).token) >= 32
+    assert not engine_class(spec(tiny_model)).api.token
+    assert not engine_class(spec(tiny_model, host="::1")).api.token
+    assert len(engine_class(spec(tiny_model, host="0.0.0.0")).api.token) >= 32
 
 
 def test_on_a_gpu_the_same_code_has_other_flags(tiny_model: Path) -> None:
     vllm, sglang = (c(spec(tiny_model, tensor_parallel=2, memory_fraction=0.4)) for c in (VLLM, SGLANG))
-    vllm.on_gpu = sglang.on_gpu = True
+    vllm.api.on_gpu = sglang.api.on_gpu = True
     assert {"--tensor-parallel-size", "--gpu-memory-utilization", "--enable-sleep-mode"} <= set(command(vllm))
     assert {"--tensor-parallel-size", "--mem-fraction-static", "--enable-memory-saver"} <= set(command(sglang))
     assert not {"--enforce-eager", "--kv-cache-memory-bytes"} & set(command(vllm))
-    assert "SGLANG_USE_CPU_ENGINE" not in sglang.environment()
+    assert "SGLANG_USE_CPU_ENGINE" not in sglang.api.environment()
 
 
 def test_hidden_gpus_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert not server.has_gpu()
+    assert not api.has_gpu()
 
 
 def test_a_prompt_that_fills_the_context_is_refused_before_it_is_sent(tiny_model: Path) -> None:
@@ -105,7 +104,7 @@ def test_the_servers_environment_has_nothing_of_the_hosts_interpreter_or_ray(mon
 
 
 @pytest.mark.parametrize("engine_class", [VLLM, SGLANG])
-def test_attaching_to_nobody_says_so(engine_class: Any, tiny_model: Path) -> None:
+def test_attaching_to_an_address_without_a_server_is_an_error(engine_class: Any, tiny_model: Path) -> None:
     engine = engine_class(spec(tiny_model, endpoint=f"http://127.0.0.1:{process.free_port()}"))
     with pytest.raises(BackendError, match="no healthy"):
         asyncio.run(engine.start())

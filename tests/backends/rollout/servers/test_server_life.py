@@ -27,8 +27,8 @@ from tqppo.protocols import EngineSpec
 async def main():
     engine = SmallEngine(EngineSpec(model="m", max_context_tokens=64, python=PYTHON, engine_args={"mode": "shared"}))
     await engine.start()
-    server = await engine._server()
-    print(server.process.pid, server.process.scratch, flush=True)
+    process = engine.servers.process
+    print(process.pid, process.scratch, flush=True)
     await asyncio.sleep(600)
 
 asyncio.run(main())
@@ -64,11 +64,8 @@ def run(engine: SmallEngine, work: Callable[[SmallEngine], Awaitable[Any]]) -> A
 
 
 async def family(engine: SmallEngine) -> list[psutil.Process]:
-    current = engine._current
-    if current is None or not current.done() or current.exception() is not None:
-        return []
-    process = current.result().process
-    if process is None or not process.is_alive:
+    process = engine.servers.process
+    if process is None:
         return []
     return [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
 
@@ -114,7 +111,7 @@ def test_a_server_that_dies_idle_is_started_again_without_being_asked(tmp_path: 
     run(SmallEngine(spec(tmp_path)), work)
 
 
-def test_the_death_of_the_supervisor_is_the_death_of_the_server(tmp_path: Path) -> None:
+def test_the_death_of_the_guard_is_the_death_of_the_server(tmp_path: Path) -> None:
     async def work(engine: SmallEngine) -> None:
         old = await family(engine)
         old[0].kill()
@@ -175,6 +172,43 @@ def test_a_weight_update_waits_for_running_requests_and_holds_new_ones_back(tmp_
     run(SmallEngine(spec(tmp_path)), work)
 
 
+def test_a_server_that_keeps_its_old_weights_is_an_error(tmp_path: Path) -> None:
+    async def work(engine: SmallEngine) -> None:
+        with pytest.raises(EngineError, match="has weights 'stale' after loading '1'"):
+            await engine.load_weights(weights(tmp_path, 1))
+
+    run(SmallEngine(spec(tmp_path, engine_args={"mode": "forget"}, max_restarts=1)), work)
+
+
+def test_weights_by_broadcast_are_refused_by_a_server_that_cannot_receive_them(tmp_path: Path) -> None:
+    async def work(engine: SmallEngine) -> None:
+        with pytest.raises(EngineError, match="does not take weights by broadcast"):
+            await engine.api.join_group(await engine.servers.live(), None)
+
+    run(SmallEngine(spec(tmp_path)), work)
+
+
+def test_abort_returns_when_the_request_has_ended(tmp_path: Path) -> None:
+    async def work(engine: SmallEngine) -> None:
+        running = asyncio.ensure_future(engine.generate(request(3, seconds=20.0)))
+        await asyncio.sleep(0)
+        await engine.abort("r3")
+        assert (await asyncio.wait_for(running, 5)).finish_reason == "abort"
+        await engine.abort("r3")
+
+    run(SmallEngine(spec(tmp_path)), work)
+
+
+def test_scores_and_sleep_pass_through(tmp_path: Path) -> None:
+    async def work(engine: SmallEngine) -> None:
+        assert (await engine.score([1, 2, 3], top_k=2)).top_ids.shape == (3, 2)
+        await engine.sleep()
+        await engine.wake()
+        engine.expect(3)
+
+    run(SmallEngine(spec(tmp_path)), work)
+
+
 def test_a_server_that_dies_at_its_start_is_reported_at_once_with_its_log(tmp_path: Path) -> None:
     async def work(engine: SmallEngine) -> None:
         raise AssertionError("it must not start")
@@ -202,7 +236,7 @@ def test_a_request_that_takes_too_long_fails_at_its_deadline(tmp_path: Path) -> 
     run(SmallEngine(spec(tmp_path, request_timeout_s=0.5)), work)
 
 
-def test_an_engine_that_is_not_running_says_so(tmp_path: Path) -> None:
+def test_an_engine_that_was_not_started_refuses_requests(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="not running"):
         asyncio.run(SmallEngine(spec(tmp_path)).generate(request()))
 
@@ -214,7 +248,7 @@ def test_nothing_survives_the_sigkill_of_the_host() -> None:
     assert host.stdout is not None
     pid, scratch = host.stdout.readline().split()
     processes = [psutil.Process(int(pid)), *psutil.Process(int(pid)).children(recursive=True)]
-    assert len(processes) == 3, "supervisor, server and the server's own child"
+    assert len(processes) == 3, "guard, server and the server's own child"
     os.kill(host.pid, signal.SIGKILL)
     host.wait()
     deadline = time.monotonic() + 30

@@ -1,0 +1,181 @@
+"""The requests that callers of the embedded engine wait for: admitted, answered, withdrawn or failed.
+
+Every request ends in a result or an error, so that no caller waits for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tqppo.errors import EngineError
+from tqppo.protocols import Completion, EngineSpec, Request, Scores
+
+from .admission import Admission
+from .rows import Ticket
+
+
+@dataclass(slots=True, eq=False)
+class PendingRequest:
+    """A `generate` call and the future that its caller awaits."""
+
+    request: Request
+    order: tuple[int, ...]
+    answer: asyncio.Future[Completion]
+
+
+@dataclass(slots=True, eq=False)
+class PendingScore:
+    """A `score` call and the future that its caller awaits."""
+
+    tokens: tuple[int, ...]
+    top_k: int
+    answer: asyncio.Future[Scores]
+
+
+class PendingRequests:
+    """All calls that have no result yet."""
+
+    def __init__(self, spec: EngineSpec, max_rows: int) -> None:
+        self._spec = spec
+        self._admission: Admission[PendingRequest] = Admission(deterministic=spec.deterministic, max_rows=max_rows)
+        self._by_id: dict[str, PendingRequest] = {}
+        self._by_ticket: dict[Ticket, PendingRequest] = {}  # those that decode
+        self._withdrawn: set[PendingRequest] = set()  # decoding, to be dropped before the next step
+        self._scores: list[PendingScore] = []
+        self._scoring: list[PendingScore] = []
+        self._deadline: asyncio.TimerHandle | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether there is work for the decoder."""
+        return self._admission.is_ready or bool(self._scores)
+
+    def has(self, request_id: str) -> bool:
+        return request_id in self._by_id
+
+    def expect(self, num_requests: int) -> None:
+        self._admission.expect(num_requests)
+        self._watch_deadline()
+
+    def add(self, request: Request) -> PendingRequest:
+        pending = PendingRequest(request, request.order, asyncio.get_running_loop().create_future())
+        self._by_id[request.request_id] = pending
+        self._admission.add(pending)
+        self._watch_deadline()
+        return pending
+
+    def forget(self, pending: PendingRequest) -> None:
+        """The caller has its result, or has cancelled the call."""
+        if pending.answer.cancelled():
+            self._withdraw(pending, weight_version=0)
+        self._by_id.pop(pending.request.request_id, None)
+
+    def abort(self, request_id: str, weight_version: int) -> None:
+        pending = self._by_id.get(request_id)
+        if pending is not None:
+            self._withdraw(pending, weight_version)
+
+    def admit(self, num_free: int, num_running: int) -> list[Ticket]:
+        """Tickets of the requests that join the batch now."""
+        tickets = []
+        for pending in self._admission.take(num_free, num_running):
+            request, tokens = pending.request, tuple(pending.request.tokens)
+            limit = min(request.sampling.max_new_tokens, self._spec.max_context_tokens - len(tokens))
+            ticket = Ticket(tokens, request.sampling, request.seed, limit)
+            self._by_ticket[ticket] = pending
+            tickets.append(ticket)
+        return tickets
+
+    def answer(self, finished: Sequence[tuple[Ticket, Completion]]) -> None:
+        for ticket, completion in finished:
+            pending = self._by_ticket.pop(ticket, None)  # None if the engine was closed during the forward
+            if pending is not None and not pending.answer.done():
+                pending.answer.set_result(completion)
+
+    def withdrawn_rows(self, tickets: Sequence[Ticket]) -> list[int]:
+        """Rows whose requests were withdrawn since the last step."""
+        if not self._withdrawn:
+            return []
+        rows = [row for row, ticket in enumerate(tickets) if self._by_ticket[ticket] in self._withdrawn]
+        self._withdrawn.clear()
+        return rows
+
+    def add_score(self, tokens: tuple[int, ...], top_k: int) -> PendingScore:
+        pending = PendingScore(tokens, top_k, asyncio.get_running_loop().create_future())
+        self._scores.append(pending)
+        return pending
+
+    def take_scores(self) -> list[PendingScore]:
+        self._scoring, self._scores = self._scores, []
+        return self._scoring
+
+    def answer_scores(self, results: Sequence[Scores]) -> None:
+        for pending, scores in zip(self._scoring, results, strict=True):
+            if not pending.answer.done():
+                pending.answer.set_result(scores)
+        self._scoring = []
+
+    def fail(self, why: str, cause: BaseException | None = None) -> None:
+        """Every pending call raises an error."""
+        self._admission.clear()
+        self._watch_deadline()
+        pending: list[PendingRequest | PendingScore] = [*self._by_id.values(), *self._scoring, *self._scores]
+        for each in pending:
+            if not each.answer.done():
+                error = EngineError(f"{self._spec.name} ended this request: {why}")
+                error.__cause__ = cause
+                each.answer.set_exception(error)
+        self._scores, self._scoring = [], []
+        self._withdrawn.clear()
+        self._by_ticket.clear()
+
+    def _withdraw(self, pending: PendingRequest, weight_version: int) -> None:
+        if not self._admission.remove(pending):
+            self._withdrawn.add(pending)
+        elif not pending.answer.done():
+            pending.answer.set_result(Completion([], [], "abort", weight_version))
+        self._watch_deadline()
+
+    def _watch_deadline(self) -> None:
+        """Limit the wait while some of the announced requests have come and others have not."""
+        if not self._admission.gathering:
+            if self._deadline is not None:
+                self._deadline.cancel()
+                self._deadline = None
+        elif self._deadline is None:
+            loop = asyncio.get_running_loop()
+            self._deadline = loop.call_later(self._spec.request_timeout_s, self._deadline_passed)
+
+    def _deadline_passed(self) -> None:
+        missing, gathered = self._admission.num_expected, self._admission.give_up_gathering()
+        self._deadline = None
+        for pending in gathered:
+            if not pending.answer.done():
+                pending.answer.set_exception(
+                    EngineError(
+                        f"{self._spec.name} waited {self._spec.request_timeout_s:g} s for {missing} of "
+                        f"{missing + len(gathered)} announced requests; announce fewer with expect(-{missing})"
+                    )
+                )
+
+
+def check_request(spec: EngineSpec, request: Request, vocabulary: int) -> None:
+    """Raise for a request that cannot be generated."""
+    check_tokens(spec, request.tokens, vocabulary, most=spec.max_context_tokens - 1)
+    sampling = request.sampling
+    if sampling.max_new_tokens < 1:
+        raise EngineError(f"max_new_tokens is {sampling.max_new_tokens}; it must be at least 1")
+    if sampling.temperature < 0 or not 0 < sampling.top_p <= 1 or sampling.top_k < 0:
+        raise EngineError(f"temperature and top_k must be at least 0, top_p above 0 and at most 1: {sampling}")
+
+
+def check_tokens(spec: EngineSpec, tokens: Sequence[int], vocabulary: int, *, most: int) -> None:
+    if not 0 < len(tokens) <= most:
+        raise EngineError(
+            f"{len(tokens)} tokens were given; {spec.name} takes 1 to {most}, "
+            f"since max_context_tokens is {spec.max_context_tokens}"
+        )
+    if min(tokens) < 0 or max(tokens) >= vocabulary:
+        raise EngineError(f"token ids must be 0 to {vocabulary - 1}; found {min(tokens)} to {max(tokens)}")

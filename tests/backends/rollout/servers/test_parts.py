@@ -1,0 +1,152 @@
+"""The parts of server engines that need no server: the gate, transfers, and what runs inside vLLM and SGLang."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from tqppo.errors import EngineError
+
+server: Any = {name: importlib.import_module(f"tqppo_backends.rollout.server.{name}") for name in ("gate", "group")}
+ROLLOUT = Path(server["gate"].__file__).parents[1]
+
+
+def load(path: str) -> ModuleType:
+    """A module that only the engines' own interpreters have on their path."""
+    spec = importlib.util.spec_from_file_location(Path(path).stem, ROLLOUT / path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_an_update_waits_for_running_requests_and_holds_new_ones_back() -> None:
+    events: list[str] = []
+
+    async def request(gate: Any, name: str, seconds: float) -> None:
+        async with gate.passing():
+            await asyncio.sleep(seconds)
+            events.append(name)
+
+    async def update(gate: Any) -> None:
+        async with gate.closed(5.0):
+            events.append("update")
+
+    async def whole() -> None:
+        gate = server["gate"].Gate()
+        first = asyncio.ensure_future(request(gate, "first", 0.1))
+        await asyncio.sleep(0)
+        await asyncio.gather(update(gate), request(gate, "second", 0.0), first)
+
+    asyncio.run(whole())
+    assert events == ["first", "update", "second"]
+
+
+def test_a_request_that_does_not_end_fails_the_update_and_opens_the_gate_again() -> None:
+    async def whole() -> None:
+        gate = server["gate"].Gate()
+        async with gate.passing():
+            with pytest.raises(EngineError, match="1 requests were still running"):
+                async with gate.closed(0.05):
+                    pass
+        async with gate.passing():
+            pass
+
+    asyncio.run(whole())
+
+
+async def after(seconds: float, error: Exception | None = None) -> None:
+    await asyncio.sleep(seconds)
+    if error is not None:
+        raise error
+
+
+def test_the_servers_error_takes_precedence_over_the_senders() -> None:
+    async def whole() -> None:
+        sender, engine = EngineError("connection closed"), EngineError("no such tensor")
+        with pytest.raises(EngineError, match="no such tensor"):
+            await server["group"].run_both(after(0.1, engine), after(0.0, sender), 5.0)
+
+    asyncio.run(whole())
+
+
+def test_a_transfer_ends_at_its_deadline() -> None:
+    with pytest.raises(EngineError, match=r"not transferred within 0\.05 s"):
+        asyncio.run(server["group"].run_both(after(60.0), after(60.0), 0.05))
+
+
+@pytest.mark.parametrize(
+    ("path", "token", "status"),
+    [("/health", "", 200), ("/pause", "", 401), ("/pause", "x", 401), ("/pause", "key", 200)],
+)
+def test_every_route_of_vllm_but_health_needs_the_token(
+    monkeypatch: pytest.MonkeyPatch, path: str, token: str, status: int
+) -> None:
+    monkeypatch.setenv("TQPPO_SERVER_TOKEN", "key")
+    sent: list[dict[str, Any]] = []
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    async def app(scope: Any, receive: Any, send: Callable[[dict[str, Any]], Any]) -> None:
+        await send({"type": "http.response.start", "status": 200})
+
+    guard = load("vllm_guard/tqppo_guard.py").RequireToken(app)
+    scope = {"type": "http", "path": path, "headers": [(b"authorization", f"Bearer {token}".encode())]}
+    asyncio.run(guard(scope, None, send))
+    assert sent[0]["status"] == status
+
+
+class FakeGroup:
+    """Broadcasts one tensor after another, as the sender does."""
+
+    def __init__(self, *tensors: torch.Tensor) -> None:
+        self.tensors = list(tensors)
+
+    def broadcast(self, target: torch.Tensor, rank: int) -> FakeGroup:
+        target.copy_(self.tensors.pop(0).reshape(-1).view(torch.uint8))
+        return self
+
+    def wait(self) -> None:
+        pass
+
+
+def test_buckets_arrive_in_vllm_as_the_tensors_that_were_sent() -> None:
+    receiver = load("vllm_guard/tqppo_weights.py").Receiver()
+    first, second, half = torch.randn(2, 3), torch.randn(4), torch.randn(5).bfloat16()
+    receiver.device = torch.device("cpu")
+    receiver.tqppo_group = FakeGroup(torch.cat([first.flatten(), second]), half)
+    buckets = [
+        {"names": ["a", "b"], "dtype": "float32", "shapes": [[2, 3], [4]]},
+        {"names": ["c"], "dtype": "bfloat16", "shapes": [[5]]},
+    ]
+    found = {name: tensor.clone() for name, tensor in receiver.tqppo_stream(buckets)}
+    assert found.keys() == {"a", "b", "c"}
+    assert all(torch.equal(found[name], sent) for name, sent in (("a", first), ("b", second), ("c", half)))
+
+
+def test_the_hash_of_sglangs_seeds_depends_on_seed_position_and_column_and_is_uniform() -> None:
+    counter_hash = load("sglang_cpu/sitecustomize.py").counter_hash
+    seeds, positions, columns = torch.tensor([1, 2, 1]), torch.tensor([7, 7, 8]), torch.arange(4096)
+    found = counter_hash(seeds, positions, columns)
+    assert torch.equal(found[:1], counter_hash(seeds[:1], positions[:1], columns))
+    assert len(found.unique()) > 3 * 4096 - 10
+    assert ((found / 2**32).mean(1) - 0.5).abs().max() < 0.03
+
+
+def test_the_stand_in_for_sglangs_kernels_is_imported_only_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SGLANG_USE_CPU_ENGINE", raising=False)
+    with pytest.raises(ImportError, match="no kernels"):
+        load("sglang_cpu/sgl_kernel/__init__.py")
+    monkeypatch.setenv("SGLANG_USE_CPU_ENGINE", "1")
+    with pytest.raises(RuntimeError, match="CUDA kernel"):
+        load("sglang_cpu/sgl_kernel/__init__.py").some_kernel()
