@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -13,6 +14,9 @@ from tqppo.protocols import StorageSpec
 from tqppo.queue.link.calls import GRACE_S, START_S, Heartbeat, NoAnswer, RayReply
 
 ActorHandle = Any  # Ray makes an actor's methods at run time
+A = TypeVar("A", bound="NodeActor")
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class NodeActor:
@@ -24,6 +28,10 @@ class NodeActor:
     @ray.method(concurrency_group="ping")  # a thread of its own, so that it answers while other calls run
     def ping(self) -> None:
         return None
+
+    def close(self) -> None:
+        """Free what the actor holds."""
+        raise NotImplementedError
 
 
 class NodeActors:
@@ -45,7 +53,8 @@ class NodeActors:
             "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False),
         }
         actor: ActorHandle = ray.remote(**options)(actor_class).remote(*args)  # type: ignore[call-overload]
-        await RayReply(actor.ready.remote(), describe(node), max(self.spec.timeout_s, START_S))
+        ready: RayReply[bool] = RayReply(actor.ready.remote(), describe(node), max(self.spec.timeout_s, START_S))
+        await ready
         self._started[node] = self._found[node] = actor
 
     def __contains__(self, node: str) -> bool:
@@ -63,10 +72,17 @@ class NodeActors:
                 raise DataLost(f"{describe(node)} is gone") from error
         return self._found[node]
 
-    def ask(self, node: str, method: str, *args: object) -> RayReply:
-        """Call the node's actor. A dead or unresponsive actor is an error within seconds, a slow one is waited for."""
-        reply = getattr(self.get(node), method).remote(*args)
+    def ask(
+        self, node: str, method: Callable[Concatenate[A, P], T], /, *args: P.args, **named: P.kwargs
+    ) -> RayReply[T]:
+        """Call a method of the node's actor: `ask(node, FileServer.read, …)`. A dead or unresponsive actor is an error
+        within seconds; a slow one is waited for."""
+        reply = getattr(self.get(node), method.__name__).remote(*args, **named)
         return RayReply(reply, describe(node), self.spec.timeout_s, [self.heartbeat(node)])
+
+    def tell(self, node: str, method: Callable[Concatenate[A, P], object], /, *args: P.args, **named: P.kwargs) -> None:
+        """Call a method of the node's actor without waiting for it."""
+        getattr(self.get(node), method.__name__).remote(*args, **named)
 
     def heartbeat(self, node: str) -> Heartbeat:
         if node not in self._heartbeats:
@@ -77,7 +93,8 @@ class NodeActors:
         """End the actors that were started here, whether or not they answer."""
         for node, actor in self._started.items():
             with contextlib.suppress(DataLost, NoAnswer):
-                await RayReply(actor.close.remote(), describe(node), GRACE_S)
+                closed: RayReply[None] = RayReply(actor.close.remote(), describe(node), GRACE_S)
+                await closed
             ray.kill(actor)
         self._started = {}
 

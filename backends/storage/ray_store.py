@@ -35,6 +35,8 @@ Found = tuple[
     bytes, list[tuple[list[int], Ref | list[Bytes]]]
 ]  # header; per part, where its pieces start and their data
 
+Find = Callable[["ObjectKeeper", Sequence[str], Sequence[str] | None], list[Found | None]]
+
 
 class RayStorage:
     def __init__(self, spec: StorageSpec) -> None:
@@ -51,26 +53,26 @@ class RayStorage:
     async def write(self, block: Block) -> Locator:
         name, header, pieces = block.layout.block, block.layout.header, dict(block.pieces[1:])
         if block.num_bytes <= SMALL_BYTES:
-            await self._keepers.ask(self.node, "keep_small", name, header, pieces)
+            await self._keepers.ask(self.node, ObjectKeeper.keep_small, name, header, pieces)
         else:
             groups = _grouped(pieces)
             refs = [ray.put([pieces[start] for start in group]) for group in groups]
-            await self._keepers.ask(self.node, "keep", name, header, groups, refs)
+            await self._keepers.ask(self.node, ObjectKeeper.keep, name, header, groups, refs)
         return Locator(self.node, name, block.num_bytes)
 
     async def read(self, locators: Sequence[Locator], columns: Sequence[str] | None) -> list[BlockView | None]:
-        found = await self._ask_all("find", locators, columns)
+        found = await self._ask_all(ObjectKeeper.find, locators, columns)
         try:
             objects = await self._fetched(found, locators, OWNER_TIMEOUT_S)
         except Unresponsive:
             raise
         except (DataLost, NoAnswer):  # the owner of the objects is dead, or does not answer
-            found = await self._ask_all("adopt", locators, columns)
+            found = await self._ask_all(ObjectKeeper.adopt, locators, columns)
             objects = await self._fetched(found, locators, self.spec.timeout_s)
         return [None if each is None else _view(each, objects) for each in found]
 
     async def _ask_all(
-        self, method: str, locators: Sequence[Locator], columns: Sequence[str] | None
+        self, method: Find, locators: Sequence[Locator], columns: Sequence[str] | None
     ) -> list[Found | None]:
         """Ask the actors for blocks, with one request per node."""
         answers: list[Found | None] = [None] * len(locators)
@@ -93,17 +95,20 @@ class RayStorage:
             return {}
         nodes = _nodes(locators)
         heartbeats = [self._keepers.heartbeat(node) for node in nodes]
-        got = await RayReply(refs, describe(", ".join(nodes)), min(timeout_s, self.spec.timeout_s), heartbeats)
-        return dict(zip(refs, got, strict=True))
+        reply: RayReply[list[list[Bytes]]] = RayReply(
+            refs, describe(", ".join(nodes)), min(timeout_s, self.spec.timeout_s), heartbeats
+        )
+        return dict(zip(refs, await reply, strict=True))
 
     def free(self, locators: Sequence[Locator]) -> None:
         for node in _nodes(locators):
-            self._keepers.get(node).drop.remote([locator.block for locator in locators if locator.node == node])
+            blocks = [locator.block for locator in locators if locator.node == node]
+            self._keepers.tell(node, ObjectKeeper.drop, blocks)
 
     def sweep(self, known: Sequence[Locator], older_than_s: float) -> None:
         blocks = {locator.block for locator in known}
         for node in self._keepers.nodes():
-            self._keepers.get(node).sweep.remote(blocks, older_than_s)
+            self._keepers.tell(node, ObjectKeeper.sweep, blocks, older_than_s)
 
     async def close(self) -> None:
         await self._keepers.close()

@@ -51,7 +51,7 @@ class SimpleStorage:
             else:
                 elsewhere.setdefault(locator.node, []).append(i)
         replies = {
-            node: self._servers.ask(node, "read", [_request(locators[i]) for i in places], columns)
+            node: self._servers.ask(node, FileServer.read, [_request(locators[i]) for i in places], columns)
             for node, places in elsewhere.items()
         }
         for node, places in elsewhere.items():
@@ -67,14 +67,14 @@ class SimpleStorage:
             else:
                 elsewhere.setdefault(locator.node, []).append(locator.place)
         for node, names in elsewhere.items():
-            self._servers.get(node).free.remote(names)
+            self._servers.tell(node, FileServer.free, names)
 
     def sweep(self, known: Sequence[Locator], older_than_s: float) -> None:
         files = {locator.place for locator in known}
         self._here().sweep(files, older_than_s)
         for node in self._servers.nodes():
             if node != self.node:
-                self._servers.get(node).sweep.remote(files, older_than_s)
+                self._servers.tell(node, FileServer.sweep, files, older_than_s)
 
     async def close(self) -> None:
         await self._servers.close()

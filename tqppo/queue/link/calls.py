@@ -199,7 +199,7 @@ class RemoteReply(Reply[T]):
 
     def _wait(self) -> Any:
         for turn, seconds in enumerate(self._turns()):
-            if turn:
+            if turn and self.heartbeats:
                 self._check_alive()
             if (answer := self._attempt(seconds)) is not NOT_YET:
                 return answer
@@ -219,7 +219,7 @@ class RemoteReply(Reply[T]):
 
     async def _wait_async(self, task: asyncio.Task[Any]) -> Any:
         for turn, seconds in enumerate(self._turns()):
-            if turn:
+            if turn and self.heartbeats:
                 await self._check_alive_async()
             if await _is_done(task, seconds):
                 return task.result()
@@ -272,7 +272,7 @@ class RemoteReply(Reply[T]):
             raise DataLost(f"{self.process} is gone: {first_line(error)}") from error
 
 
-class RayReply(RemoteReply[Any]):
+class RayReply(RemoteReply[T]):
     """A Ray object, or a list of them. The death of its owner raises `DataLost`, a timeout `NoAnswer`."""
 
     def __init__(self, ref: Any, process: str, timeout_s: float, heartbeats: Sequence[Heartbeat] = ()) -> None:

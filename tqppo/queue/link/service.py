@@ -193,14 +193,15 @@ class RayLink:
 
     async def join(self, node: str, *, timeout_s: float) -> None:
         joining = self._handle().join.remote(node)  # not cancelled at the deadline: other processes may wait for it too
-        await RayReply(joining, INDEX, timeout_s, self._heartbeats())
+        joined: RayReply[None] = RayReply(joining, INDEX, timeout_s, self._heartbeats())
+        await joined
         self._is_up = True
 
     def ticket(self) -> str:
         """A new ticket for a reservation at the index. On the index's node it is released when this process ends."""
         return f"{self._socket.client_name() if self._near() else ''}-{uuid.uuid4().hex}"
 
-    def _actor_call(self, method: str, *args: Any, timeout_s: float) -> RayReply:
+    def _actor_call(self, method: str, *args: Any, timeout_s: float) -> RayReply[Any]:
         return CancellableCall(getattr(self._handle(), method).remote(*args), INDEX, timeout_s, self._heartbeats())
 
     def _heartbeats(self) -> list[Heartbeat]:
@@ -228,7 +229,7 @@ class RayLink:
         return RayLink, (self.namespace, self.node, self.spec)
 
 
-class CancellableCall(RayReply):
+class CancellableCall(RayReply[Any]):
     """A call that Ray cancels when its caller gives it up, so that it does not go on waiting at the index."""
 
     def _abandon(self) -> None:
@@ -237,7 +238,8 @@ class CancellableCall(RayReply):
 
 
 async def _close(actor: Any) -> None:
-    await RayReply(actor.close.remote(), INDEX, GRACE_S)
+    closed: RayReply[None] = RayReply(actor.close.remote(), INDEX, GRACE_S)
+    await closed
 
 
 def this_node() -> str:
