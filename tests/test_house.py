@@ -231,13 +231,15 @@ def _strings(node: ast.AST) -> Iterator[str]:
         yield " ".join(each.value for each in node.args if isinstance(each, ast.Constant) and type(each.value) is str)
 
 
-def passed_on(module: Module) -> bool:
-    """Whether a tested module of the same room hands on everything in this one (`from … import *`)."""
-    return any(
-        isinstance(node, ast.ImportFrom) and node.module == module.name and node.names[0].name == "*"
-        for other in modules().values()
-        if other.room == module.room and other.name in names_in_tests(mirrored_folder(other))
-        for node in other.tree.body
+@cache
+def passed_on() -> frozenset[str]:
+    """Modules from which a tested module of their room hands on everything (`from … import *`)."""
+    return frozenset(
+        node.module or ""
+        for module in modules().values()
+        if module.name in names_in_tests(mirrored_folder(module))
+        for node in module.tree.body
+        if isinstance(node, ast.ImportFrom) and node.names[0].name == "*"
     )
 
 
@@ -254,7 +256,7 @@ def entry_points() -> dict[str, str]:
 
 def has_a_test(module: Module) -> bool:
     named = names_in_tests(mirrored_folder(module))
-    if module.name in named or module.name.startswith(FOR_OTHER_INTERPRETERS) or passed_on(module):
+    if module.name in named or module.name.startswith(FOR_OTHER_INTERPRETERS) or module.name in passed_on():
         return True
     if module.name in entry_points():
         return entry_points()[module.name] in named | names_in_tests(ROOT / "tests" / "contracts")
