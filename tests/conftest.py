@@ -1,4 +1,4 @@
-"""Fixtures that several test folders share, and the marker `ray`."""
+"""Fixtures that several test folders share, the marker `ray`, and which tests run in one process."""
 
 from __future__ import annotations
 
@@ -19,11 +19,22 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 RAY_FIXTURES = {"local_ray", "cli"}
 
 
-@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses and pytest-xdist distributes
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if RAY_FIXTURES & set(getattr(item, "fixturenames", ())):
+        fixtures = set(getattr(item, "fixturenames", ()))
+        if RAY_FIXTURES & fixtures:
             item.add_marker(pytest.mark.ray)
+        if group := _group(item, fixtures):
+            item.add_marker(pytest.mark.xdist_group(group))
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)  # what takes longest must not start last
+
+
+def _group(item: pytest.Item, fixtures: set[str]) -> str:
+    """Tests of one group run in one process: those of a folder that share a Ray, those that look at all of /dev/shm."""
+    if "shared_memory_is_left_as_it_was" in fixtures:
+        return "shared-memory"
+    return f"ray-{item.path.relative_to(Path(__file__).parent).parts[0]}" if "local_ray" in fixtures else ""
 
 
 @pytest.fixture(scope="session", autouse=True)
