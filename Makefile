@@ -6,10 +6,10 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/tqppo-installed
 BENCHES := $(patsubst tests/bench/%.py,bench-%,$(filter-out %/harness.py %/__init__.py,$(wildcard tests/bench/*.py)))
 
-# Half of the tests' time is waiting for processes, so that more of them run than there are cores. A test that needs a
-# machine-wide thing for itself has `@pytest.mark.xdist_group`.
+# Much of the tests' time is waiting for processes, so that more of them run than there are cores. tests/conftest.py says which
+# tests stay together.
 WORKERS ?= 4
-SIDE_BY_SIDE := -n $(WORKERS) --dist loadgroup --durations=10
+SIDE_BY_SIDE := --numprocesses $(WORKERS) --dist loadscope --no-loadscope-reorder --durations=10
 
 export OMP_NUM_THREADS ?= 1
 

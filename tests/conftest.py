@@ -1,4 +1,4 @@
-"""Fixtures that several test folders share, the marker `ray`, and which tests run in one process."""
+"""Fixtures that several test folders share, the marker `ray`, and which tests stay in one process."""
 
 from __future__ import annotations
 
@@ -9,32 +9,47 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
+import hypothesis
 import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("RAY_worker_niceness", "0")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+hypothesis.settings.register_profile("tqppo", deadline=None)  # other processes may have the cores
+hypothesis.settings.load_profile("tqppo")
+
 # A test that uses one of these, itself or through another fixture, starts Ray. Others say so with `@pytest.mark.ray`.
 RAY_FIXTURES = {"local_ray", "cli"}
 
 
-@pytest.hookimpl(tryfirst=True)  # before `-m` chooses and pytest-xdist distributes
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        fixtures = set(getattr(item, "fixturenames", ()))
-        if RAY_FIXTURES & fixtures:
+        if RAY_FIXTURES & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.ray)
-        if group := _group(item, fixtures):
-            item.add_marker(pytest.mark.xdist_group(group))
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)  # what takes longest must not start last
 
 
-def _group(item: pytest.Item, fixtures: set[str]) -> str:
-    """Tests of one group run in one process: those of a folder that share a Ray, those that look at all of /dev/shm."""
-    if "shared_memory_is_left_as_it_was" in fixtures:
-        return "shared-memory"
-    return f"ray-{item.path.relative_to(Path(__file__).parent).parts[0]}" if "local_ray" in fixtures else ""
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist, which `make` uses and a plain `pytest` does not
+def pytest_xdist_make_scheduler(config: pytest.Config) -> object:
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByPlace(LoadScopeScheduling):
+        """Decides which tests run in one process, one after the other."""
+
+        def _split_scope(self, nodeid: str) -> str:
+            return place(nodeid)
+
+    return ByPlace(config)
+
+
+def place(nodeid: str) -> str:
+    """Whole runs go anywhere; tests of one file stay together, and those of engines, which look at all of /dev/shm."""
+    path = nodeid.partition("::")[0]
+    if path.startswith("tests/e2e/"):
+        return nodeid
+    return "engines" if path.startswith("tests/backends/rollout/") else path
 
 
 @pytest.fixture(scope="session", autouse=True)
