@@ -19,20 +19,20 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 hypothesis.settings.register_profile("tqppo", deadline=None)  # other processes may have the cores
 hypothesis.settings.load_profile("tqppo")
 
-# A test that uses one of these, itself or through another fixture, starts Ray. Others say so with `@pytest.mark.ray`.
-RAY_FIXTURES = {"local_ray", "cli"}
+HERE = Path(__file__).parent
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that use the fixture `local_ray`, also through another one, and all whole runs."""
     for item in items:
-        if RAY_FIXTURES & set(getattr(item, "fixturenames", ())):
+        if "local_ray" in getattr(item, "fixturenames", ()) or item.path.is_relative_to(HERE / "e2e"):
             item.add_marker(pytest.mark.ray)
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)  # what takes longest must not start last
 
 
 @pytest.hookimpl(optionalhook=True)  # of pytest-xdist, which `make` uses and a plain `pytest` does not
-def pytest_xdist_make_scheduler(config: pytest.Config) -> object:
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     from xdist.scheduler import LoadScopeScheduling
 
     class ByPlace(LoadScopeScheduling):
@@ -41,7 +41,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config) -> object:
         def _split_scope(self, nodeid: str) -> str:
             return place(nodeid)
 
-    return ByPlace(config)
+    return ByPlace(config, log)
 
 
 def place(nodeid: str) -> str:
