@@ -1,13 +1,19 @@
-# `make quickstart` trains something in minutes; `make test` checks what needs no GPU, engine environment or long run.
+# `make quickstart` trains something in minutes; `make check` is for while you work; `make test` checks what needs no GPU,
+# engine environment or long run.
 VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 STAMP := $(VENV)/tqppo-installed
 BENCHES := $(patsubst tests/bench/%.py,bench-%,$(filter-out %/harness.py %/__init__.py,$(wildcard tests/bench/*.py)))
 
+# Much of the tests' time is waiting for processes, so that more of them run than there are cores. tests/conftest.py says which
+# tests stay together.
+WORKERS ?= 4
+SIDE_BY_SIDE := --numprocesses $(WORKERS) --dist loadscope --no-loadscope-reorder --durations=10
+
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: quickstart env test lint bench engines test-engines test-long completions
+.PHONY: quickstart env check test lint bench engines test-engines test-long completions
 
 quickstart: $(STAMP)
 	$(BIN)/tqppo train --preset quickstart
@@ -22,8 +28,13 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install -qq --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
+# What a change should pass before every commit: style, types, and the tests that start no Ray. CHECK_TIME
+check: lint
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) --timeout 60 -m "not ray and not slow and not engines and not gpu and not long"
+
+# TEST_TIME
 test: $(STAMP)
-	$(BIN)/python -m pytest -m "not engines and not gpu and not long"
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not engines and not gpu and not long"
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

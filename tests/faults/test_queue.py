@@ -249,6 +249,7 @@ def _waiter(queue: Queue) -> Any:
 
 
 @pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.ray
 @pytest.mark.slow
 def test_two_nodes_share_a_queue_until_one_dies(storage: str) -> None:
     """In a process of its own, for a Ray cluster of its own."""

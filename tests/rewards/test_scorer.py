@@ -301,7 +301,7 @@ def test_a_scoring_process_dies_with_its_owner(user_file: Path) -> None:
     worker = psutil.Process(int(owner.stdout.readline()))
     time.sleep(0.3)
     owner.kill()
-    owner.wait()
+    owner.communicate()
     assert psutil.wait_procs([worker], timeout=10)[1] == []
 
 

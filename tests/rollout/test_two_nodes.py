@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.ray
 SCRIPT = Path(__file__).with_name("two_nodes.py")
 
 

@@ -230,8 +230,7 @@ def test_a_writer_killed_at_any_moment_leaves_a_complete_checkpoint(tmp_path: Pa
     done = int(process.stdout.readline())
     time.sleep(delay_s)
     process.kill()
-    done = max([done, *map(int, process.stdout.read().split())])
-    process.wait()
+    done = max([done, *map(int, process.communicate()[0].split())])
     newest = CheckpointStore(folder).newest()
     assert newest.step >= done
     assert json.loads((newest.folder / "driver.json").read_text()) == {"step": newest.step}
