@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tqppo.columns import Column, Kind, declare
-    from tqppo.config.compile import Compilation, compile_config
+    from tqppo.config.compilation import Compilation
+    from tqppo.config.compile import compile_config
     from tqppo.data.prompts import Prompt
     from tqppo.dataflow import Features, Mode, Stage
     from tqppo.errors import TqppoError
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "columns": ("Column", "Kind", "declare"),
-    "config.compile": ("Compilation", "compile_config"),
+    "config.compilation": ("Compilation",),
+    "config.compile": ("compile_config",),
     "data.prompts": ("Prompt",),
     "dataflow": ("Features", "Mode", "Stage"),
     "errors": ("TqppoError",),

@@ -171,9 +171,7 @@ class PromptSet:
 
     def _render(self, messages: list[Message]) -> str:
         if self._spec.chat_template:
-            chat = cast(
-                list[dict[str, str]], messages
-            )  # content may be a list, too
+            chat = cast(list[dict[str, str]], messages)  # content may be a list, too
             return str(self._tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))
         return "".join(str(message["content"]) for message in messages)
 

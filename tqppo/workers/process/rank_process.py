@@ -61,7 +61,7 @@ class RankProcess(Generic[W]):
             join(self._ranks, self._device, store, timeout_s=timeout_s, is_one_node=is_one_node)
         self._worker.start()
 
-    def call(self, method: Callable[Concatenate[W, P], R], *arguments: P.args, **named: P.kwargs) -> R:
+    def call(self, method: Callable[Concatenate[W, P], R], /, *arguments: P.args, **named: P.kwargs) -> R:
         return method(self._worker, *arguments, **named)
 
     def add_columns(self, method: Callable[..., Mapping[str, Tensor]], batch: BatchMeta) -> tuple[str, ...]:
