@@ -28,7 +28,8 @@ with RunLock(Path(sys.argv[1])):
 def holder(tmp_path: Path) -> subprocess.Popen[str]:
     process = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
-    assert process.stdout.readline() == "held\n"
+    with process.stdout:
+        assert process.stdout.readline() == "held\n"
     return process
 
 

@@ -9,6 +9,7 @@ import logging
 import os
 import secrets
 import shutil
+import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from tqppo.reaper import claim, reap
 from tqppo.weights import location
 
 PRIVATE_PREFIX = "tqppo-ray-"
+ANSWER_TIMEOUT_S = 10.0
 OBJECT_STORE_BYTES = 256 * 1024 * 1024  # enough for metadata; tensors live in tqppo's own storage
 
 
@@ -30,6 +32,7 @@ def ray_cluster(address: str, *, num_cpus: float, object_store_bytes: int, logs:
     import ray
 
     if address:
+        _check_answers(address)
         try:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         except ConnectionError as error:
@@ -61,6 +64,17 @@ def ray_cluster(address: str, *, num_cpus: float, object_store_bytes: int, logs:
         _keep_logs(folder, logs)
         owned.release()
         watcher.dismiss()
+
+
+def _check_answers(address: str) -> None:
+    """Raise `PreflightError` if nothing listens at `host:port`: Ray itself would try for minutes before it says so."""
+    host, _, port = address.rpartition(":")
+    if not (host and port.isdigit()) or "/" in host:  # `auto`, or a client's address, which Ray resolves
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_TIMEOUT_S).close()
+    except OSError as error:
+        raise PreflightError(f"no Ray cluster answers at cluster.address = {address!r}: {error}") from None
 
 
 def _quiet() -> None:

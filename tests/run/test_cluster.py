@@ -1,0 +1,65 @@
+"""Ray for one run: there while the run is, and gone afterwards, also when the run is killed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tqppo.errors import PreflightError
+from tqppo.run.cluster import PRIVATE_PREFIX, ray_cluster
+
+START = """
+import sys, tempfile, time
+from pathlib import Path
+tempfile.tempdir = sys.argv[1]
+from tqppo.run.cluster import ray_cluster
+with ray_cluster("", num_cpus=1, object_store_bytes=0, logs=Path(sys.argv[1])):
+    print("up", flush=True)
+    time.sleep(float(sys.argv[2]))
+"""
+
+
+def started(folder: Path, seconds: float) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", START, str(folder), str(seconds)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    with process.stdout:
+        assert process.stdout.readline() == "up\n"
+    return process
+
+
+def sessions(folder: Path) -> list[str]:
+    return [path.name for path in folder.glob(f"{PRIVATE_PREFIX}*")]
+
+
+@pytest.mark.slow
+def test_the_session_folder_is_gone_after_the_run_and_after_a_kill() -> None:
+    folder = Path("/tmp") / f"tq{time.time_ns() % 10**6}"  # Ray's sockets need a short path
+    folder.mkdir()
+    try:
+        process = started(folder, 0.1)
+        assert process.wait(timeout=120) == 0
+        assert sessions(folder) == []
+        process = started(folder, 600)
+        assert len(sessions(folder)) == 1
+        process.kill()
+        process.wait()
+        deadline = time.monotonic() + 60
+        while sessions(folder):
+            assert time.monotonic() < deadline, "the session's folder outlived the run"
+            time.sleep(0.1)
+    finally:
+        subprocess.run(["rm", "-rf", str(folder)], check=False)
+
+
+@pytest.mark.slow
+def test_a_cluster_that_does_not_answer_is_named(tmp_path: Path) -> None:
+    with (
+        pytest.raises(PreflightError, match=r"cluster\.address = '127\.0\.0\.1:1'"),
+        ray_cluster("127.0.0.1:1", num_cpus=1, object_store_bytes=0, logs=tmp_path),
+    ):
+        pass

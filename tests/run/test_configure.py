@@ -1,0 +1,89 @@
+"""From settings to specs: each process gets its own values, and nothing else."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from tqppo.algorithms.advantages import EstimateOptions
+from tqppo.algorithms.losses import PolicyOptions
+from tqppo.config.compile import compile_config
+from tqppo.config.sections import Config
+from tqppo.run import configure
+from tqppo.run.configure import RunPaths
+
+PATHS = RunPaths("the-model", "the-tokenizer", Path("logs"), "published")
+
+
+def config_of(*overrides: str, preset: str | None = None) -> Config:
+    compilation = compile_config(preset, [], list(overrides), {})
+    assert compilation.config is not None, compilation.diagnostics
+    return compilation.config
+
+
+def test_options_take_the_settings_of_the_same_names() -> None:
+    algorithm = config_of("algorithm.clip_high=0.28", "algorithm.single_session=raw").algorithm
+    assert configure.options_of(PolicyOptions, algorithm).clip_high == 0.28
+    assert configure.options_of(EstimateOptions, algorithm).single_session == "raw"
+    with_critic = config_of("mode=ppo", "algorithm.gamma=0.9").algorithm
+    assert configure.options_of(EstimateOptions, with_critic).gamma == 0.9
+
+
+def test_the_actor_learns_as_the_config_says() -> None:
+    config = config_of(
+        *("actor.lr=0.01", "actor.epochs=3", "run.max_steps=7", "model.lora_rank=4", "actor.micro_batch_tokens=999"),
+        *("algorithm.kl_loss=k2", "algorithm.kl_loss_coef=0.5", "algorithm.aggregate=session-mean"),
+    )
+    spec = configure.actor_spec(config, PATHS)
+    assert (spec.optimizer.lr, spec.optimizer.epochs, spec.optimizer.total_steps) == (0.01, 3, 7)
+    assert (spec.model.path, spec.model.lora_rank, spec.micro_batch_tokens) == ("the-model", 4, 999)
+    assert (spec.policy_loss.kl, spec.policy_loss.kl_coef, spec.policy_loss.aggregate) == ("k2", 0.5, "session-mean")
+    assert (spec.features.kl_in_loss, spec.features.has_session_weights) == (True, True)
+    assert spec.publish_dir == "published"
+
+
+def test_only_the_actor_has_an_adapter_and_models_may_have_paths_of_their_own() -> None:
+    config = config_of(
+        *("mode=ppo", "model.lora_rank=4", "critic.path=small", "critic.value_clip=0.1", "reward_model.path=judge"),
+        *("algorithm.kl_loss=k2", "algorithm.kl_loss_coef=0.5", "reference.path=base"),
+    )
+    critic, reference = configure.critic_spec(config, PATHS), configure.reference_spec(config, PATHS)
+    assert (critic.model.path, critic.model.lora_rank, critic.value_loss.clip) == ("small", 0, 0.1)
+    assert (reference.model.path, reference.model.lora_rank) == ("base", 0)
+    assert configure.reward_model_spec(config).model.path == "judge"
+
+
+def test_the_constant_divisor_is_the_longest_response_unless_it_is_set() -> None:
+    divided = "algorithm.aggregate=seq-mean-token-sum-norm"
+    assert configure.actor_spec(config_of(divided, "rollout.max_new_tokens=77"), PATHS).policy_loss.horizon == 77
+    assert configure.actor_spec(config_of(divided, "algorithm.horizon=9"), PATHS).policy_loss.horizon == 9
+
+
+def test_the_engine_gets_the_sum_of_prompt_and_response() -> None:
+    config = config_of("data.max_prompt_tokens=100", "rollout.max_new_tokens=28", "run.seed=5")
+    spec = configure.rollout_spec(config, PATHS, (2,))
+    assert (spec.engine.max_context_tokens, spec.engine.seed, spec.engine.eos_token_ids) == (128, 5, (2,))
+    assert (spec.tokenizer, spec.backend, spec.agent) == ("the-tokenizer", "embedded", "single_turn")
+    assert configure.sampling(config, temperature=0.5).temperature == 0.5
+
+
+def test_the_estimator_gets_the_algorithm_and_the_limits() -> None:
+    config = config_of("algorithm.correction=icepop", "algorithm.correction_cap=5.0", "rollout.max_new_tokens=28")
+    spec = configure.estimator_spec(config, PATHS)
+    assert (spec.advantage, spec.correction, spec.correction_cap) == ("grpo", "icepop", 5.0)
+    assert spec.max_response_tokens == 28
+    assert spec.features.has_correction_weights
+
+
+@pytest.mark.parametrize("preset", ["quickstart", "ppo-tiny", "grpo-7b", "ppo-7b"])
+def test_what_a_process_is_sent_is_small(preset: str) -> None:
+    config = config_of(preset=preset)
+    specs = [
+        configure.actor_spec(config, PATHS),
+        configure.critic_spec(config, PATHS),
+        configure.estimator_spec(config, PATHS),
+        configure.rollout_spec(config, PATHS, (2,)),
+    ]
+    assert max(len(pickle.dumps(spec)) for spec in specs) < 64 * 1024

@@ -1,0 +1,59 @@
+"""Where a step's time went, and what a validation makes of its rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tqppo.data.prompts import Prompt
+from tqppo.protocols import Sampling
+from tqppo.queue.client import Queue
+from tqppo.rollout.assignment import Assignment
+from tqppo.run.live import Validator, timings
+from tqppo.trainers.stages import Clock
+
+
+def test_the_step_is_the_wall_clock_and_the_rest_is_other() -> None:
+    found = timings({"timing_s/gen": 1.0, "timing_s/update_actor": 2.0}, 4.0, 800.0)
+    assert found["timing_s/step"] == 4.0
+    assert found["timing_s/other"] == 1.0
+    assert found["perf/throughput"] == 200.0
+    parts = [value for name, value in found.items() if name.startswith("timing_s/") and name != "timing_s/step"]
+    assert sum(parts) == pytest.approx(found["timing_s/step"])
+
+
+def test_a_clock_adds_up_what_a_stage_does_several_times() -> None:
+    clock = Clock()
+    for _ in range(2):
+        with clock.time("update_weights"):
+            pass
+    assert list(clock.take()) == ["timing_s/update_weights"]
+    assert clock.take() == {}
+
+
+class Answers:
+    """Engines that answer every prompt twice: sampled wrongly, greedily right."""
+
+    def __init__(self, queue: Queue) -> None:
+        self.queue = queue
+
+    def generate(self, prompts: Any, task: Assignment) -> None:
+        for order, prompt in prompts:
+            for session, score in ((0, 0.0), (1, 1.0)):
+                tags = {"uid": prompt.uid, "session": session, "trajectory": 0, "order": order, "source": "sums"}
+                tags |= {"reward": score, "answer": str(score), "last": True}
+                self.queue.tag({f"{prompt.uid}_{session}_0": tags}, partition=task.partition)
+
+
+def test_a_validation_reports_sampled_and_greedy_apart_and_leaves_no_rows() -> None:
+    queue = Queue.create("simple", local=True)
+    prompts = [Prompt(f"p{i}", i, [1], "", "sums", {}, "") for i in range(3)]
+    task = Assignment(0, 0, 1, Sampling(), partition="val", greedy=True, keep_tensors=False)
+    pool: Any = Answers(queue)
+    found = Validator(pool, queue, Clock(), prompts, task).run()
+    assert found["val-core/sums/reward/mean@1"] == 0.0
+    assert found["val-core/sums/reward/greedy"] == 1.0
+    assert len(queue.list("val")) == 0
+    assert Validator(pool, queue, Clock(), [], task).run() == {}
+    queue.close()

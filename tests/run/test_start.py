@@ -1,0 +1,52 @@
+"""What a resumed run may change, what is refused before anything starts, and forks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tqppo.config.compile import compile_config
+from tqppo.config.show.export import resolved_toml
+from tqppo.errors import CheckpointError, PreflightError, UsageError
+from tqppo.run import start
+from tqppo.run.checkpoint import CheckpointStore
+from tqppo.run.folder import RunFolder, new_run
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    folder = new_run(tmp_path / "runs", "mine", preset="quickstart", model="tiny")
+    folder.config.write_text(resolved_toml(compile_config("quickstart", [], [], {}).draft))
+    return folder
+
+
+def test_a_resumed_run_may_go_on_for_longer(folder: RunFolder) -> None:
+    config = start.resumed_config(folder, ["run.max_steps=900", "storage.timeout_s=5.0", "checkpoint.interval=3"])
+    assert config.run.max_steps == 900
+
+
+def test_settings_that_change_the_result_are_named_with_both_values(folder: RunFolder) -> None:
+    with pytest.raises(CheckpointError) as refused:
+        start.resumed_config(folder, ["actor.lr=0.5", "run.seed=9"])
+    assert "run.seed: 0 → 9" in str(refused.value)
+    assert "actor.lr:" in str(refused.value)
+
+
+def test_a_fork_has_everything_that_a_resume_needs(folder: RunFolder) -> None:
+    folder.model.mkdir()
+    (folder.model / "config.json").write_text("{}")
+    folder.metrics.write_text('{"step": 3}\n')
+    store = CheckpointStore(folder.checkpoints, run_files=folder.files_of_resume)
+    store.write(3, lambda path: None, {"cursor": 1})
+    fork = start.fork_run(folder, "other", store.newest())
+    assert CheckpointStore(fork.checkpoints).newest().step == 3
+    assert fork.metrics.read_bytes() == folder.metrics.read_bytes()
+    with pytest.raises(UsageError, match="there is a run at"):
+        start.fork_run(folder, "other", store.newest())
+
+
+def test_what_has_no_trainer_yet_is_refused_by_name() -> None:
+    config = compile_config(None, [], ["rollout.agent=tools"], {}).draft
+    with pytest.raises(PreflightError, match="the agent loop 'tools'"):
+        start.refuse_what_is_not_there(config, "mine")
