@@ -18,7 +18,7 @@ from tqppo.columns import Column, Kind, declare
 from tqppo.errors import DataLost
 from tqppo.queue.client import BatchMeta, Queue
 
-NAMES = ["tokens", "reward", "far_image", "extra"]
+NAMES = ["tokens", "reward", "far_image", "far_json"]
 MIB = 1 << 20
 
 
@@ -59,7 +59,7 @@ def columns(count: int) -> dict[str, Any]:
         "tokens": [torch.arange(i) for i in range(count)],
         "reward": torch.arange(float(count)),
         "far_image": torch.arange(count * 300_000, dtype=torch.float32).view(count, 300_000),
-        "extra": [{"place": i} for i in range(count)],
+        "far_json": [{"place": i} for i in range(count)],
     }
 
 
@@ -68,7 +68,7 @@ def check(queue: Queue, batch: BatchMeta) -> None:
     assert [row.tolist() for row in found["tokens"].unbind()] == [row.tolist() for row in expected["tokens"]]
     assert torch.equal(found["far_image"], expected["far_image"])
     assert torch.equal(found["reward"], expected["reward"])
-    assert found["extra"] == expected["extra"]
+    assert found["far_json"] == expected["far_json"]
     found["far_image"] += 1  # ours to change
 
 
@@ -87,7 +87,7 @@ def shared(queue: Queue, worker: Any) -> BatchMeta:
     assert len(used) == 2, used
     assert min(used.values()) > 2 * MIB, used
     queue.clear(both.take([0, 1, 2, 3]))
-    assert queue.get(there.take([2]), ["extra", "reward"])["extra"] == [{"place": 2}]
+    assert queue.get(there.take([2]), ["far_json", "reward"])["far_json"] == [{"place": 2}]
     assert queue.stats()["bytes"] < 2 * MIB
     queue.clear(there.take([2]))
     assert queue.stats()["bytes"] == 0
@@ -120,6 +120,7 @@ def lost(queue: Queue, batch: BatchMeta, node: str) -> None:
 
 def main() -> None:
     declare(Column("far_image", Kind.ROW, "float32", trailing=(None,)))
+    declare(Column("far_json", Kind.JSON))
     arguments = {"num_cpus": 2, "object_store_memory": 200 * MIB}
     cluster = Cluster(initialize_head=True, head_node_args={**arguments, "include_dashboard": False})
     second = cluster.add_node(**arguments)
