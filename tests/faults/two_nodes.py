@@ -31,7 +31,7 @@ class Worker:
         check(queue, batch)
 
     def give_up(self, queue: Queue) -> None:
-        """A wait and a put over budget that nobody waits for any more."""
+        """Cancel a wait and a put over budget."""
 
         async def work() -> None:
             image = torch.zeros(1, 15 * MIB)
@@ -45,7 +45,7 @@ class Worker:
 
         full = queue.put(["full"], {"far_image": torch.zeros(1, 8 * MIB)})
         asyncio.run(work())
-        queue.put(["small"], {"reward": torch.ones(1)}, timeout_s=10)  # is not held up
+        queue.put(["small"], {"reward": torch.ones(1)}, timeout_s=10)  # is not delayed by them
         queue.clear(full)
         assert queue.list().keys == ("small",)
         queue.clear(queue.list())
@@ -69,7 +69,7 @@ def check(queue: Queue, batch: BatchMeta) -> None:
     assert torch.equal(found["far_image"], expected["far_image"])
     assert torch.equal(found["reward"], expected["reward"])
     assert found["far_json"] == expected["far_json"]
-    found["far_image"] += 1  # ours to change
+    found["far_image"] += 1  # callers may change results
 
 
 def shared(queue: Queue, worker: Any) -> BatchMeta:
@@ -95,7 +95,7 @@ def shared(queue: Queue, worker: Any) -> BatchMeta:
 
 
 def outlive(queue: Queue, worker: Any) -> None:
-    """Rows of a dead producer, fetched to the other node: several times, because Ray cleans up after it by and by."""
+    """Fetch rows of a dead producer to the other node, several times because Ray cleans up after it gradually."""
     batches = [ray.get(worker.put.remote(queue, [f"{i}there0", f"{i}there1"])) for i in range(3)]
     ray.kill(worker)
     for batch in batches:
@@ -143,7 +143,7 @@ def main() -> None:
     lost(queue, batch, other)
     queue.clear(batch)
     here = queue.put(["here0"], columns(1))
-    check(queue, here)  # what is on this node goes on
+    check(queue, here)  # this node is not affected
     queue.close()
 
     queue = Queue.create(sys.argv[1], budget_bytes=64 * MIB)
