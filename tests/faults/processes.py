@@ -1,4 +1,4 @@
-"""The processes of a queue: found, stopped, and how soon their loss shows."""
+"""Finds and stops the processes of a queue, and checks how soon calls report their loss."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def process_of(actor: Any) -> int:
 
 @contextlib.contextmanager
 def stopped(actor: Any) -> Iterator[None]:
-    """Neither dead nor answering."""
+    """Suspend the actor's process: it is alive but answers nothing."""
     pid = process_of(actor)
     os.kill(pid, signal.SIGSTOP)
     try:

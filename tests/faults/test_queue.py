@@ -1,4 +1,4 @@
-"""Real processes killed under the queue: producers, storages, the index, nodes. Nothing hangs or is half there."""
+"""Real processes of a queue are killed: producers, storages, the index, nodes. No call hangs, and no row is partial."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers canno
 segments = importlib.import_module("tqppo_backends.storage.segments")
 
 STORAGES = ["simple", "ray"]
-LARGE = 400_000  # tokens: 3 MB, more than a storage keeps in a corner
+LARGE = 400_000  # tokens: 3 MB, more than any storage treats as small
 
 
 @ray.remote(num_cpus=0)
 class Producer:
-    """Puts rows; told to, it dies by SIGKILL in the middle of a put."""
+    """Puts rows, or kills itself in the middle of a put."""
 
     def put(self, queue: Queue, keys: list[str], tokens: int) -> BatchMeta:
         return queue.put(keys, {"tokens": [torch.ones(tokens, dtype=torch.int64) for _ in keys]})
 
     def put_at_once(self, queue: Queue, keys: list[str], tokens: int) -> None:
-        """Not knowing that memory is short."""
+        """Put without a reservation, as if memory were not short."""
         queue.aio._spare = 1 << 40
         self.put(queue, keys, tokens)
 
@@ -79,7 +79,7 @@ class Producer:
         self.put(queue, ["ghost"], LARGE)
 
     def die_while_writing_again(self, queue: Queue) -> None:
-        """Into memory that it has used before."""
+        """Die while writing to a file that the process has mapped."""
         for _ in range(2):
             queue.clear(self.put(queue, ["early"], LARGE))
         self.die_while_writing(queue)
@@ -87,19 +87,19 @@ class Producer:
 
 @pytest.fixture(scope="module", params=STORAGES)
 def queue(request: pytest.FixtureRequest, local_ray: None) -> Iterator[Queue]:
-    """Lives through the deaths of producers."""
+    """A queue that outlives its producers."""
     made = Queue.create(request.param, budget_bytes=64 << 20)
     yield made
     made.close()
 
 
 def held_bytes(queue: Queue) -> int:
-    """What the storage really holds, whatever the index says."""
+    """The bytes that the storage really holds, which may differ from the index."""
     if queue.storage == "simple":
         return sum(
             _size(file) for file in Path(f"/dev/shm/tqppo-queue-{queue.spec.run}-{this_node()[:12]}/live").iterdir()
         )
-    return int(ray.get(storage_of(queue).__ray_call__.remote(_kept_bytes)))
+    return int(ray.get(storage_of(queue).__ray_call__.remote(_stored_bytes)))
 
 
 def _size(file: Path) -> int:
@@ -109,7 +109,7 @@ def _size(file: Path) -> int:
         return 0
 
 
-def _kept_bytes(keeper: Any) -> int:
+def _stored_bytes(keeper: Any) -> int:
     parts = [part for block in keeper._held.values() for part in block.parts]
     return sum(array.nbytes for part in parts for array in part.arrays or ray.get(part.ref))
 
@@ -228,7 +228,7 @@ def test_without_its_index_every_call_fails_soon_and_closing_cleans_up(
 
 
 def _waiter(queue: Queue) -> Any:
-    """A call that is blocked at the index when it dies."""
+    """A call that waits at the index when the index dies."""
 
     @ray.remote(num_cpus=0)
     class Waiter:

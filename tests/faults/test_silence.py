@@ -1,4 +1,4 @@
-"""Processes that are there but do not answer, under the default deadline of a minute; and others that are only slow."""
+"""Processes that exist but do not answer, under the default deadline of a minute; and others that are only slow."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def queue(request: pytest.FixtureRequest, local_ray: None) -> Iterator[Queue]:
 def rows(queue: Queue) -> Iterator[BatchMeta]:
     batch = queue.put(["a_0_0", "b_0_0"], columns())
     yield batch
-    check(queue, batch)  # whatever happened, the queue goes on
+    check(queue, batch)  # the queue works again after each test
     for partition in queue.stats()["partitions"]:
         queue.clear(queue.list(partition))
 
@@ -58,7 +58,7 @@ def all_lost_soon(calls: list[Callable[[], Any]], match: str, kind: type = Deadl
 
 
 @pytest.mark.parametrize("queue", ["ray"], indirect=True)  # of `simple`, only readers on other nodes: two_nodes.py
-def test_a_silent_storage_is_an_error_that_names_rows_and_node(queue: Queue, rows: BatchMeta) -> None:
+def test_an_unresponsive_storage_is_an_error_that_names_rows_and_node(queue: Queue, rows: BatchMeta) -> None:
     with stopped(storage_of(queue)):
         lost_soon(
             lambda: check(queue, rows), rf"tokens, reward.*'a_0_0', 'b_0_0'.*{this_node()}.*unresponsive", DataLost
@@ -75,7 +75,7 @@ def test_a_silent_storage_is_an_error_that_names_rows_and_node(queue: Queue, row
         assert queue.list().keys == rows.keys
 
 
-def test_a_silent_index_is_an_error_of_every_call(queue: Queue, rows: BatchMeta) -> None:
+def test_an_unresponsive_index_is_an_error_of_every_call(queue: Queue, rows: BatchMeta) -> None:
     with ThreadPoolExecutor(1) as thread:
         early = thread.submit(queue.wait, ["never"], timeout_s=300)
         time.sleep(2 * QUIET_S)
@@ -95,14 +95,14 @@ def test_a_silent_index_is_an_error_of_every_call(queue: Queue, rows: BatchMeta)
             )
 
 
-def test_a_wait_that_takes_long_is_not_silence(queue: Queue, rows: BatchMeta) -> None:
+def test_a_long_wait_does_not_make_the_index_unresponsive(queue: Queue, rows: BatchMeta) -> None:
     with pytest.raises(DeadlineExceeded, match="still missing: 'never"):
         queue.wait(["never"], timeout_s=SLOW_S)
     with pytest.raises(DeadlineExceeded, match="still missing: 'never"):
         asyncio.run(queue.aio.wait(["never"], timeout_s=SLOW_S))
 
 
-def test_a_storage_that_takes_long_is_waited_for(local_ray: None) -> None:
+def test_a_slow_storage_is_waited_for(local_ray: None) -> None:
     class Slow(dict[str, Any]):
         def get(self, *args: Any) -> Any:
             time.sleep(SLOW_S)

@@ -18,7 +18,7 @@ from tqppo.columns import Column, Kind, declare
 from tqppo.errors import DataLost
 from tqppo.queue.client import BatchMeta, Queue
 
-NAMES = ["tokens", "reward", "far_image", "extra"]
+NAMES = ["tokens", "reward", "far_image", "far_json"]
 MIB = 1 << 20
 
 
@@ -31,7 +31,7 @@ class Worker:
         check(queue, batch)
 
     def give_up(self, queue: Queue) -> None:
-        """A wait and a put over budget that nobody waits for any more."""
+        """Cancel a wait and a put over budget."""
 
         async def work() -> None:
             image = torch.zeros(1, 15 * MIB)
@@ -45,7 +45,7 @@ class Worker:
 
         full = queue.put(["full"], {"far_image": torch.zeros(1, 8 * MIB)})
         asyncio.run(work())
-        queue.put(["small"], {"reward": torch.ones(1)}, timeout_s=10)  # is not held up
+        queue.put(["small"], {"reward": torch.ones(1)}, timeout_s=10)  # is not delayed by them
         queue.clear(full)
         assert queue.list().keys == ("small",)
         queue.clear(queue.list())
@@ -59,7 +59,7 @@ def columns(count: int) -> dict[str, Any]:
         "tokens": [torch.arange(i) for i in range(count)],
         "reward": torch.arange(float(count)),
         "far_image": torch.arange(count * 300_000, dtype=torch.float32).view(count, 300_000),
-        "extra": [{"place": i} for i in range(count)],
+        "far_json": [{"place": i} for i in range(count)],
     }
 
 
@@ -68,8 +68,8 @@ def check(queue: Queue, batch: BatchMeta) -> None:
     assert [row.tolist() for row in found["tokens"].unbind()] == [row.tolist() for row in expected["tokens"]]
     assert torch.equal(found["far_image"], expected["far_image"])
     assert torch.equal(found["reward"], expected["reward"])
-    assert found["extra"] == expected["extra"]
-    found["far_image"] += 1  # ours to change
+    assert found["far_json"] == expected["far_json"]
+    found["far_image"] += 1  # callers may change results
 
 
 def shared(queue: Queue, worker: Any) -> BatchMeta:
@@ -87,7 +87,7 @@ def shared(queue: Queue, worker: Any) -> BatchMeta:
     assert len(used) == 2, used
     assert min(used.values()) > 2 * MIB, used
     queue.clear(both.take([0, 1, 2, 3]))
-    assert queue.get(there.take([2]), ["extra", "reward"])["extra"] == [{"place": 2}]
+    assert queue.get(there.take([2]), ["far_json", "reward"])["far_json"] == [{"place": 2}]
     assert queue.stats()["bytes"] < 2 * MIB
     queue.clear(there.take([2]))
     assert queue.stats()["bytes"] == 0
@@ -95,7 +95,7 @@ def shared(queue: Queue, worker: Any) -> BatchMeta:
 
 
 def outlive(queue: Queue, worker: Any) -> None:
-    """Rows of a dead producer, fetched to the other node: several times, because Ray cleans up after it by and by."""
+    """Fetch rows of a dead producer to the other node, several times because Ray cleans up after it gradually."""
     batches = [ray.get(worker.put.remote(queue, [f"{i}there0", f"{i}there1"])) for i in range(3)]
     ray.kill(worker)
     for batch in batches:
@@ -120,6 +120,7 @@ def lost(queue: Queue, batch: BatchMeta, node: str) -> None:
 
 def main() -> None:
     declare(Column("far_image", Kind.ROW, "float32", trailing=(None,)))
+    declare(Column("far_json", Kind.JSON))
     arguments = {"num_cpus": 2, "object_store_memory": 200 * MIB}
     cluster = Cluster(initialize_head=True, head_node_args={**arguments, "include_dashboard": False})
     second = cluster.add_node(**arguments)
@@ -142,7 +143,7 @@ def main() -> None:
     lost(queue, batch, other)
     queue.clear(batch)
     here = queue.put(["here0"], columns(1))
-    check(queue, here)  # what is on this node goes on
+    check(queue, here)  # this node is not affected
     queue.close()
 
     queue = Queue.create(sys.argv[1], budget_bytes=64 * MIB)

@@ -1,4 +1,4 @@
-"""The queue in one process, without Ray: what a user of it alone would do first."""
+"""The queue in one process, without Ray."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_value_that_does_not_fit_is_an_error_that_names_its_column(queue: Queu
     assert len(queue.list()) == 0
 
 
-def test_odd_but_sound_values_come_back_as_they_look(queue: Queue) -> None:
+def test_strided_and_conjugated_values_come_back_equal(queue: Queue) -> None:
     turned = np.arange(6.0).reshape(2, 3)[:, ::-1]
     declare(Column("client_pair", Kind.ROW, "any", trailing=(None,)))
     batch = queue.put(["a", "b"], {"client_pair": turned, "client_row": torch.tensor([1 + 2j, 3j]).conj()})
@@ -107,19 +107,19 @@ def test_tags_are_json(queue: Queue, tag: Any) -> None:
 
 
 @pytest.mark.parametrize("text", ['say "\0"', "\0", "\0locator", '\0\\": 1', "\ud800"])
-def test_whatever_a_model_says_may_be_a_tag(queue: Queue, text: str) -> None:
+def test_any_text_may_be_a_tag(queue: Queue, text: str) -> None:
     queue.tag({"a": {"x": text, "more": [text, {"y": text}]}})
     assert queue.list().tags == ({"x": text, "more": [text, {"y": text}]},)
 
 
-def test_tags_are_what_json_makes_of_them_and_the_caller_s_own(queue: Queue) -> None:
+def test_tags_come_back_as_from_json_and_callers_may_change_them(queue: Queue) -> None:
     batch = queue.put(["a"], {"client_row": torch.zeros(1)}, tags=[{"pair": (1, 2), "number": np.float32(0.5)}])
     assert batch.tags == ({"pair": [1, 2], "number": 0.5},)
     queue.list().tags[0]["pair"] = "changed"  # type: ignore[index]
     assert queue.list(where={"number": {0.5, 1.5}}).tags == batch.tags
 
 
-def test_an_append_is_for_rows_that_are_there(queue: Queue) -> None:
+def test_an_append_needs_existing_rows(queue: Queue) -> None:
     batch = queue.put(["a", "b"], {"client_row": torch.zeros(2)}, partition="val")
     with pytest.raises(QueueError, match=r"'val'.*'train'"):
         queue.put(batch, {"client_tokens": [[1], [2]]}, partition="train")
@@ -168,7 +168,7 @@ def test_puts_that_wait_write_nothing_before_there_is_room() -> None:
     queue.close()
 
 
-def test_a_put_takes_no_longer_than_it_may(queue: Queue) -> None:
+def test_a_put_ends_at_its_deadline(queue: Queue) -> None:
     queue.put(["a"], {"client_tokens": [torch.zeros(15 * MIB)]})
     began = time.monotonic()
     with pytest.raises(DeadlineExceeded, match=r"Held by .*1 rows of 'train' × client_tokens"):
@@ -190,7 +190,7 @@ def test_a_batch_of_very_many_blocks_takes_few_handles(queue: Queue) -> None:
     assert [int(row[-1]) for row in found] == list(range(150))
 
 
-def test_a_write_that_fails_gives_its_room_back_and_its_own_error(
+def test_a_write_that_fails_releases_its_room_and_raises_its_own_error(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def full(block: Any) -> None:
@@ -284,7 +284,7 @@ print("all is well")
 
 
 def test_a_forked_child_that_ends_leaves_the_queue_alone() -> None:
-    """In a process of its own, because this one has threads."""
+    """Runs in a process of its own, because this one has threads."""
     command = [sys.executable, "-c", FORKED]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert ended.stdout == "all is well\n", ended.stderr

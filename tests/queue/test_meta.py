@@ -30,8 +30,8 @@ def test_take_and_select_keep_tags_with_their_keys() -> None:
     chosen = whole.select(["u3_0_0", "u1_1_0"])
     assert chosen == whole.take([3, 1])
     assert [tag["order"] for tag in chosen.tags] == [2, 4]
-    with pytest.raises(QueueError, match="nobody"):
-        whole.select(["u1_1_0", "nobody"])
+    with pytest.raises(QueueError, match="unknown"):
+        whole.select(["u1_1_0", "unknown"])
 
 
 def test_joins_with_conflicts_are_errors() -> None:

@@ -1,4 +1,4 @@
-"""Files that stay mapped between two uses: nobody sees another's changes, and deleted ones hold no memory."""
+"""Files that stay mapped between two uses: readers do not see each other's changes, deleted files hold no memory."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def block(value: int, size: int = MIB) -> Block:
 
 
 def opened(files: Any, budget: int = 64 * MIB) -> Any:
-    """The files as another process would open them: locks are between handles, not processes."""
+    """The files as another process opens them; that works in one process because locks belong to descriptors."""
     return segments.Segments(files.folder, budget)
 
 
@@ -93,7 +93,7 @@ def test_writers_and_readers_use_their_mappings_again(files: Any) -> None:
 
 
 @pytest.mark.parametrize("place", [0, PAGE - 1, PAGE, 123_456, MIB // 2 - 1])
-def test_what_a_reader_changed_is_gone_with_its_lease(files: Any, place: int) -> None:
+def test_a_reader_s_changes_are_gone_with_its_lease(files: Any, place: int) -> None:
     first = block(1)
     name = files.write(first)
     mine = read(files, name, first)
@@ -111,10 +111,10 @@ def test_what_a_reader_changed_is_gone_with_its_lease(files: Any, place: int) ->
 
 
 def test_a_mapping_whose_changes_cannot_be_found_is_not_used_again(files: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def untold(*_: Any) -> None:
-        raise PermissionError("no page table for you")
+    def denied(*_: Any) -> None:
+        raise PermissionError("no access to the page table")
 
-    monkeypatch.setattr(mappings, "_private_pages", untold)
+    monkeypatch.setattr(mappings, "_private_pages", denied)
     first = block(1)
     name = files.write(first)
     read(files, name, first)[:] = 7
@@ -143,7 +143,7 @@ def test_a_writer_prefers_the_file_that_it_has_mapped(files: Any) -> None:
     assert file_of(files.write(block(3))) == mine
 
 
-def test_a_reader_who_stays_keeps_a_mapped_writer_away(files: Any) -> None:
+def test_a_file_with_a_reader_is_not_reused_by_a_writer_that_has_it_mapped(files: Any) -> None:
     name, first = written_twice(files), block(5)
     reader = opened(files)
     place = files.write(first)
@@ -206,7 +206,7 @@ def test_a_deleted_file_holds_no_memory_though_it_is_mapped(files: Any) -> None:
     assert reader.read(place, first.layout.block, first.num_bytes) is None
 
 
-def test_a_deleted_file_is_its_reader_s_until_it_lets_go(files: Any) -> None:
+def test_a_deleted_file_keeps_its_memory_until_its_reader_drops_it(files: Any) -> None:
     first, idle, reader = block(3), opened(files), opened(files)
     name = files.write(first)
     assert (read(idle, name, first) == 3).all()
@@ -221,7 +221,7 @@ def test_a_deleted_file_is_its_reader_s_until_it_lets_go(files: Any) -> None:
     assert kept(reader._read) == []
 
 
-def test_a_deleted_file_whose_last_reader_was_killed_goes_with_the_next_use(files: Any) -> None:
+def test_a_deleted_file_whose_last_reader_was_killed_is_freed_at_the_next_use(files: Any) -> None:
     first, second, idle, reader = block(3), block(4), opened(files), opened(files)
     place = files.write(first)
     assert (read(idle, place, first) == 3).all()
@@ -229,7 +229,7 @@ def test_a_deleted_file_whose_last_reader_was_killed_goes_with_the_next_use(file
     killed = reader._opened(place)
     assert killed.lock(fcntl.LOCK_SH)
     mappings.discard(f"{files.folder}/live/{place}")
-    del killed  # closed, and no more than that
+    del killed  # as the kernel does it: closed, without an unlock
     assert held_bytes(mapped.handle) >= MIB
     assert (read(idle, files.write(second), second) == 4).all()
     assert held_bytes(mapped.handle) == 0
@@ -248,21 +248,21 @@ name = files.write(first)
 idle = opened(files)
 read(idle, name, first)
 values = read(files, name, first)
-told, tell = os.pipe()
+reader, writer = os.pipe()
 child = os.fork()
 if child == 0:
-    os.close(tell)
-    os.read(told, 1)  # until the parent has let go and written again
+    os.close(writer)
+    os.read(reader, 1)  # until the parent has dropped its array and written again
     del idle
     os._exit(0 if (values == 3).all() else 1)
-os.close(told)
-assert idle._read.take(file_of(name)) is None, "what both have open is not locked apart"
+os.close(reader)
+assert idle._read.take(file_of(name)) is None, "a file that both processes have open shares its lock"
 del values
 assert kept(files._read) == []
 files.free(name)
 other = files.write(block(4))
 assert file_of(other) != file_of(name), "written again under the child"
-os.close(tell)
+os.close(writer)
 assert os.waitpid(child, 0)[1] == 0, "the child saw other bytes"
 assert file_of(files.write(block(5))) == file_of(name)
 files.remove()
@@ -271,7 +271,7 @@ print("all is well")
 
 
 def run_alone(script: str, tmp_path: Path) -> None:
-    """In a process of its own, because this one has threads."""
+    """Run a script in a process of its own, because this one has threads."""
     command = [sys.executable, "-c", script, os.path.dirname(__file__), str(tmp_path)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert ended.stdout == "all is well\n", ended.stderr
@@ -301,7 +301,7 @@ for _ in range(40):
     held = read(files, name, first)
     child = os.fork()
     if child == 0:
-        signal.alarm(20)  # ends a child that waits for ever
+        signal.alarm(20)  # ends a child that hangs
         del held
         os._exit(0 if (read(files, name, first) == 3).all() else 1)
     del held
@@ -322,7 +322,7 @@ def test_a_child_forked_while_threads_read_is_not_held_up(tmp_path: Path) -> Non
 
 
 class FilesMachine(RuleBasedStateMachine):
-    """Two processes, as far as locks can tell, write, read, change, free and delete files in any order."""
+    """Two users with locks of their own, like two processes, write, read, change and free files in any order."""
 
     def __init__(self, files: Any) -> None:
         super().__init__()

@@ -1,11 +1,11 @@
-"""Shared-memory files: used again, but never under a reader; private to the user; gone with their owner."""
+"""Shared-memory files: reused, but never while a reader has them; private to the user; never SIGBUS when full."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import importlib
-import logging
 import os
 import subprocess
 import sys
@@ -23,7 +23,6 @@ from tqppo.errors import QueueError
 from tqppo.queue.blocks.block import Block
 from tqppo.queue.blocks.encode import encode
 
-folders = importlib.import_module("tqppo_backends.storage.folders")
 segments = importlib.import_module("tqppo_backends.storage.segments")
 
 declare(Column("segment_bytes", Kind.ROW, "uint8", trailing=(None,)))
@@ -56,7 +55,7 @@ def file_of(place: str) -> str:
     return place.partition(".")[0]
 
 
-def test_a_cleared_file_is_used_again_for_about_the_same_size(files: Any) -> None:
+def test_a_free_file_is_reused_for_about_the_same_size(files: Any) -> None:
     first = files.write(block())
     files.free(first)
     again = block(size=(1 << 20) + 5000, value=2)
@@ -66,7 +65,7 @@ def test_a_cleared_file_is_used_again_for_about_the_same_size(files: Any) -> Non
     assert len(list(files.files("live"))) == 1
 
 
-def test_a_file_is_not_written_again_while_a_reader_has_it(files: Any) -> None:
+def test_a_file_is_not_reused_while_a_reader_has_it(files: Any) -> None:
     first = block(value=7)
     name = files.write(first)
     values = torch.frombuffer(read(files, name, first).values("segment_bytes"), dtype=torch.uint8)
@@ -79,7 +78,7 @@ def test_a_file_is_not_written_again_while_a_reader_has_it(files: Any) -> None:
     assert {file_of(files.write(block())), file_of(files.write(block()))} == {file_of(name), file_of(other)}
 
 
-def test_a_reader_may_write_to_its_copy_alone(files: Any) -> None:
+def test_a_reader_s_changes_are_its_own(files: Any) -> None:
     kept = block()
     name = files.write(kept)
     read(files, name, kept).values("segment_bytes")[:] = 5
@@ -95,7 +94,7 @@ def test_a_block_that_is_gone_is_none_and_never_other_bytes(files: Any) -> None:
     place = files.write(second)
     assert file_of(place) == file_of(name)
     assert read(files, name, first) is None
-    files.free(name)  # of a block that is gone: whoever has the file now keeps it
+    files.free(name)  # does not concern the block that has the file now
     assert (read(files, place, second).values("segment_bytes") == 3).all()
     files.free("never-there")
 
@@ -104,7 +103,7 @@ def test_a_half_written_block_is_not_read(files: Any) -> None:
     kept = block()
     name = files.write(kept)
     handle = os.open(files.folder / "live" / name, os.O_RDWR)
-    fcntl.flock(handle, fcntl.LOCK_EX)  # as a writer has it
+    fcntl.flock(handle, fcntl.LOCK_EX)  # as a writer does
     assert read(files, name, kept) is None
     os.close(handle)
     assert read(files, name, kept) is not None
@@ -115,16 +114,16 @@ def test_a_block_that_is_locked_for_a_moment_is_read_all_the_same(files: Any, mo
     kept = block()
     name = files.write(kept)
     handle = os.open(files.folder / "live" / name, os.O_RDWR)
-    fcntl.flock(handle, fcntl.LOCK_EX)  # as whoever sweeps has it
+    fcntl.flock(handle, fcntl.LOCK_EX)  # as a sweep does
     threading.Timer(0.005, os.close, [handle]).start()
     assert read(files, name, kept) is not None
 
 
-def test_who_looks_for_a_free_file_never_locks_a_block(files: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_writer_that_looks_for_a_free_file_never_locks_a_block(files: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     files.free(files.write(block()))
     stale = os.listdir(files.folder / "free")
     kept = block(value=5)
-    name = files.write(kept)  # somebody else's
+    name = files.write(kept)  # of another process
     monkeypatch.setattr(segments, "LOCK_TRIES", 1)
     lock, seen = segments.LeasedFile.lock, []
 
@@ -142,7 +141,7 @@ def test_who_looks_for_a_free_file_never_locks_a_block(files: Any, monkeypatch: 
     assert (read(files, name, kept).values("segment_bytes") == 5).all()
 
 
-def test_small_blocks_are_private_copies_and_their_files_go_at_once(files: Any) -> None:
+def test_small_blocks_are_copied_and_their_files_deleted_at_once(files: Any) -> None:
     small = block(size=100)
     name = files.write(small)
     found = read(files, name, small)
@@ -197,17 +196,76 @@ def test_files_are_for_their_user_only(files: Any) -> None:
     assert os.stat(files.folder).st_mode & 0o777 == 0o700
 
 
-def test_a_full_disk_is_an_error_that_leaves_no_file(files: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(handle: int, buffers: Any, position: int) -> int:
-        raise OSError(28, "No space left on device")
+def full(*_: Any) -> int:
+    raise OSError(errno.ENOSPC, "No space left on device")
 
+
+def test_a_full_disk_is_an_error_that_names_folder_and_bytes_and_leaves_no_file(
+    files: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(os, "pwritev", full)
-    with pytest.raises(QueueError, match="No space left"):
+    with pytest.raises(
+        QueueError, match=rf"needs 1,04\d,\d+ bytes, and {files.folder} has [\d,]+ free .*No space left"
+    ):
         files.write(block())
     assert not list(files.files("live"))
 
 
-def test_free_files_go_before_memory_is_short(files: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_allocated_before_it_is_written_through_a_mapping(monkeypatch: pytest.MonkeyPatch) -> None:
+    with memory_folder() as base:
+        files = segments.Segments.create("tqppo-queue-test", BUDGET, base)
+        sparse = files.folder / "free" / f"{1 << 20}-sparse"
+        with open(sparse, "wb") as file:
+            file.truncate(1 << 20)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "posix_fallocate", full)
+            with pytest.raises(QueueError, match="No space left"):
+                files.write(block(size=(1 << 20) - 4096))
+        assert not list(files.files("live"))
+        files.remove()
+
+
+FULL = """
+import importlib, os, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+segments = importlib.import_module("tqppo_backends.storage.segments")
+from test_segments import block, read
+from tqppo.errors import QueueError
+segments.SHARED = Path(sys.argv[2])  # a file system of 8 MiB, mapped like /dev/shm
+files = segments.Segments.create("tqppo-queue-full", 1 << 30, sys.argv[2])
+for name in ("a", "b"):
+    os.truncate(os.open(f"{files.folder}/free/{1 << 20}-{name}", os.O_CREAT | os.O_RDWR, 0o600), 1 << 20)
+kept = [(files.write(each), each) for each in [block(size=(1 << 20) - 4096, value=i) for i in range(2)]]  # reuse both
+written = 2
+try:
+    while True:
+        each = block(size=(1 << 20) - 4096, value=written)
+        kept.append((files.write(each), each))
+        written += 1
+        os.truncate(os.open(f"{files.folder}/free/{1 << 20}-{written}", os.O_CREAT | os.O_RDWR, 0o600), 1 << 20)
+except QueueError as error:
+    print(error)
+assert 6 <= written <= 8, written
+assert all((read(files, place, each).values("segment_bytes") == i).all() for i, (place, each) in enumerate(kept))
+files.remove()
+print("all is well")
+"""
+
+
+def test_a_file_system_that_is_really_full_is_an_error_and_never_a_bus_error(tmp_path: Path) -> None:
+    """Every free file here is sparse, so that a write through a mapping needs new pages."""
+    mount = 'mount -t tmpfs -o size=8m tmpfs "$3" && exec "$1" -c "$0" "$2" "$3"'
+    command = ["unshare", "--mount", "--map-root-user", "sh", "-c", mount, FULL, sys.executable]
+    command += [os.path.dirname(__file__), str(tmp_path)]
+    if subprocess.run([*command[:3], "true"], capture_output=True, check=False).returncode:
+        pytest.skip("needs a mount namespace")
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.stdout.endswith("all is well\n"), ended
+    assert "node out of memory" in ended.stdout
+
+
+def test_free_files_are_deleted_when_memory_is_short(files: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     files.free(files.write(block(size=8 << 20)))
     write, tries = os.pwritev, []
 
@@ -229,45 +287,3 @@ def test_a_write_larger_than_one_system_call_is_whole(files: Any, monkeypatch: p
     whole = encode({"segment_bytes": data}, ["a"])
     name = files.write(whole)
     assert np.array_equal(read(files, name, whole).values("segment_bytes"), data.numpy()[0])
-
-
-def test_the_reaper_takes_dead_runs_and_leaves_live_ones(tmp_path: Path) -> None:
-    living = segments.Segments.create("tqppo-queue-test", BUDGET, str(tmp_path))
-    script = (
-        "import importlib, sys; s = importlib.import_module('tqppo_backends.storage.segments');"
-        "kept = s.Segments.create('tqppo-queue-dead', 1 << 20, sys.argv[1]); print(kept.folder)"
-    )
-    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True, timeout=120, capture_output=True)
-    (tmp_path / "tqppo-queue-of-somebody").mkdir()
-    assert (tmp_path / "tqppo-queue-dead").exists()
-    assert folders.reap(tmp_path) == ["tqppo-queue-dead"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["tqppo-queue-of-somebody", "tqppo-queue-test"]
-    living.remove()
-
-
-def test_a_dead_run_that_filled_the_memory_is_reaped_before_a_place_is_chosen(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    dead = tmp_path / "tqppo-queue-dead"
-    dead.mkdir()
-    (dead / ".lock").touch()
-    monkeypatch.setattr(folders, "SHARED", tmp_path)
-    is_full = lambda folder: folders.shutil._ntuple_diskusage(100, 100, 0 if dead.exists() else BUDGET)  # noqa: E731
-    monkeypatch.setattr(folders.shutil, "disk_usage", is_full)
-    made = segments.Segments.create("tqppo-queue-next", BUDGET)
-    assert made.folder == tmp_path / "tqppo-queue-next"
-    made.remove()
-
-
-def test_small_shared_memory_falls_back_with_a_message(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(folders, "SHARED", tmp_path / "absent")
-    with caplog.at_level(logging.WARNING):
-        assert folders.choose_parent(BUDGET) != tmp_path / "absent"
-    assert "does not exist" in caplog.text
-    monkeypatch.setattr(folders, "SHARED", tmp_path)
-    monkeypatch.setattr(folders, "MIN_FREE_BYTES", 1 << 60)
-    assert folders.choose_parent(1 << 60) != tmp_path
-    assert "MB left" in caplog.text
-    assert folders.choose_parent(BUDGET, str(tmp_path / "mine")) == tmp_path / "mine"

@@ -1,4 +1,4 @@
-"""Rows out of blocks, against the plainest way to do it; and memory that is used again, but never too early."""
+"""Rows read from blocks, compared with the simplest implementation; buffers that are reused, but never too early."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from tqppo.queue.link.calls import Pending, run
 
 
 class Freed(list[str]):
-    """Remembers what the index told the storage to free."""
+    """Records which blocks the index frees."""
 
     def __call__(self, locators: list[Locator]) -> None:
         self.extend(locator.block for locator in locators)
@@ -117,7 +117,7 @@ def reserved(index: Index, size: int, ticket: str) -> Pending[None]:
     return index.room("here", size, ticket)
 
 
-def test_room_is_reserved_for_whoever_was_granted_it() -> None:
+def test_reserved_room_is_kept_for_its_ticket() -> None:
     index, _ = make(limit=100)
     second = reserved(index, 60, "a1") and reserved(index, 60, "b1")
     assert not second.future.done()
@@ -131,11 +131,11 @@ def test_room_is_reserved_for_whoever_was_granted_it() -> None:
     index.release("b")
     assert index.stats()["bytes"] == 0
     late = index.publish("train", ["b"], None, ("x",), Locator("here", "two", 60), "b1")
-    assert late.future.done()  # a ticket that is no good any more: like one who has none
+    assert late.future.done()  # a released ticket counts as none
     assert index.stats()["bytes"] == 60
 
 
-def test_room_of_processes_that_never_came_back_is_given_to_others() -> None:
+def test_room_reserved_by_dead_processes_is_given_to_others() -> None:
     index, _ = make(limit=100)
     _, second, third = reserved(index, 60, "a"), reserved(index, 60, "b"), reserved(index, 1, "c")
     assert "60 bytes: puts under way" in second.explain()
@@ -146,14 +146,14 @@ def test_room_of_processes_that_never_came_back_is_given_to_others() -> None:
     assert second.future.done()
 
 
-def test_room_that_came_when_nobody_waited_any_more_is_given_back() -> None:
+def test_room_granted_to_a_cancelled_call_is_given_back() -> None:
     async def work() -> None:
         index, _ = make(limit=100)
         index.room("here", 100, "a")
         waiting = asyncio.ensure_future(index.room("here", 100, "b").within(20).resolve())
         await asyncio.sleep(0)
-        index.release("a")  # granted to the other,
-        waiting.cancel()  # which is gone before it hears of it
+        index.release("a")  # grants the waiting call,
+        waiting.cancel()  # which is cancelled before it sees the grant
         with pytest.raises(asyncio.CancelledError):
             await waiting
         assert index.stats()["bytes"] == 0
@@ -161,7 +161,7 @@ def test_room_that_came_when_nobody_waited_any_more_is_given_back() -> None:
     asyncio.run(work())
 
 
-def test_an_interrupted_grant_stops_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_grant_does_not_block_later_puts(monkeypatch: pytest.MonkeyPatch) -> None:
     index, _ = make(limit=100)
 
     def interrupted(*_: Any) -> None:
@@ -175,7 +175,7 @@ def test_an_interrupted_grant_stops_nobody_else(monkeypatch: pytest.MonkeyPatch)
     assert index.stats()["bytes"] == 100
 
 
-def test_blocks_that_cannot_be_freed_are_not_counted_for_ever(caplog: pytest.LogCaptureFixture) -> None:
+def test_blocks_that_cannot_be_freed_are_not_counted_forever(caplog: pytest.LogCaptureFixture) -> None:
     def full(locators: list[Locator]) -> None:
         raise OSError(28, "No space left on device")
 
@@ -334,7 +334,7 @@ def test_a_block_is_compacted_only_if_the_copy_is_much_smaller() -> None:
     index, _ = make()
     keys = [f"k{i}" for i in range(10)]
     publish(index, keys, ("x", "y"), "big", COMPACT_ABOVE_BYTES)
-    for i in range(10):  # of every row one column is newer, so half the cells are dead, but no row or column is
+    for i in range(10):  # one column of every row is replaced: half the cells are dead, but no whole row or column
         publish(index, [keys[i]], ("x" if i % 2 else "y",), f"b{i}")
     assert index.clear("train", keys[:2]) == []
     assert index.clear("train", keys[2:5]) != []

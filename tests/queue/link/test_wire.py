@@ -172,4 +172,4 @@ def test_a_client_without_the_token_is_not_answered() -> None:
 
 
 def test_without_a_server_calls_go_through_ray() -> None:
-    assert wire.SocketClient(StorageSpec("nobody", 1 << 20)).call("tag", (), 1.0, 0.0) is None
+    assert wire.SocketClient(StorageSpec("absent", 1 << 20)).call("tag", (), 1.0, 0.0) is None
