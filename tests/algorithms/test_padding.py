@@ -31,8 +31,9 @@ def test_a_batch_without_rows_is_an_error_not_a_batch_of_padding():
 
 def test_padding_rows_come_from_the_declarations():
     columns.declare(Column("test_note", Kind.JSON, neutral=None))
+    columns.declare(Column("test_experts", Kind.SEQUENCE, "int16", trailing=(None, None)))
     trailing = dict.fromkeys(("tokens", "response_mask", "rollout_logprobs", "reward", "test_note"), ())
-    found = padding_rows(3, trailing | {"teacher_ids": (4,), "routed_experts": (2, 8)}, step=7)
+    found = padding_rows(3, trailing | {"teacher_ids": (4,), "test_experts": (2, 8)}, step=7)
     assert found.keys == ["pad7_0_0", "pad7_1_0", "pad7_2_0"]
     assert all(
         tag["is_padding"] and (tag["prompt_len"], tag["response_len"], tag["seq_len"]) == (1, 1, 2)
@@ -43,7 +44,7 @@ def test_padding_rows_come_from_the_declarations():
     assert shapes["tokens"] == [(2,)] * 3
     assert shapes["response_mask"] == [(1,)] * 3
     assert shapes["teacher_ids"] == [(2, 4)] * 3
-    assert shapes["routed_experts"] == [(2, 2, 8)] * 3
+    assert shapes["test_experts"] == [(2, 2, 8)] * 3
     assert found.columns["response_mask"].dtype == torch.bool
     assert not found.columns["response_mask"].values().any()
     assert found.columns["reward"].tolist() == [0.0, 0.0, 0.0]

@@ -100,7 +100,7 @@ def times(count: int, run: Callable[[], Any]) -> Callable[[], None]:
 def measure(name: str, rows: dict[str, Any], *, count: int, repeats: int) -> list[Any]:
     with tempfile.TemporaryDirectory() as folder:
         model = ModelSpec(str(write_tiny_model(folder)))
-        spec = RoleSpec(model, OptimizerSpec(lr=1e-6), micro_batch_tokens=BUDGET)
+        spec = RoleSpec(model, optimizer=OptimizerSpec(lr=1e-6), micro_batch_tokens=BUDGET)
         ours, padded, plain = Actor(spec), PaddedActor(spec), Actor(spec)
         for actor in (ours, padded, plain):
             actor.start()
@@ -133,7 +133,7 @@ def loss_shares() -> list[tuple[Any, ...]]:
 def loss_share(name: str, rows: dict[str, Any], sizes: dict[str, int]) -> tuple[Any, ...]:
     with tempfile.TemporaryDirectory() as folder:
         model = ModelSpec(str(write_tiny_model(folder, **sizes)))
-        actor = Actor(RoleSpec(model, OptimizerSpec(lr=1e-6), micro_batch_tokens=BUDGET))
+        actor = Actor(RoleSpec(model, optimizer=OptimizerSpec(lr=1e-6), micro_batch_tokens=BUDGET))
         actor.start()
     lengths = rows["advantages"].offsets().diff()
     logprobs = torch.full((int(lengths.sum()),), -5.5).requires_grad_()

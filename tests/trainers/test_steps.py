@@ -136,7 +136,15 @@ def step_lines(mode: dataflow.Mode) -> list[tuple[str, str]]:
     return [(name, comments[line]) for line, _, name in sorted(calls)]
 
 
-OPTIONAL = {"baseline_reward", "teacher_ids", "teacher_logprobs", "loss_mask", "correction_weights", "session_weight"}
+OPTIONAL = {
+    "baseline_reward",
+    "teacher_ids",
+    "teacher_logprobs",
+    "sum_pi_squared",
+    "loss_mask",
+    "correction_weights",
+    "session_weight",
+}
 TRAINED = [mode for mode in dataflow.MODES.values() if mode.name != "distill"]
 
 

@@ -279,3 +279,20 @@ def test_experts_are_published_as_engines_know_them(make_actor: MakeActor, rows:
 def test_float16_is_refused_for_training(make_actor: MakeActor, spec: RoleSpec) -> None:
     with pytest.raises(PreflightError, match="underflow"):
         make_actor(model=replace(spec.model, dtype="float16"))
+
+
+def test_old_logprobs_come_with_the_sum_of_squares_for_token_baselines(make_actor: MakeActor, rows: Columns) -> None:
+    found = make_actor(features=Features(has_token_baseline=True)).old_logprobs(rows)
+    assert found.keys() == {"old_logprobs", "sum_pi_squared"}
+    squares, logprobs = found["sum_pi_squared"].values(), found["old_logprobs"].values()
+    assert squares.shape == logprobs.shape
+    assert bool((squares >= torch.exp(2 * logprobs)).all())  # the sampled token is one term of the sum
+    assert bool((squares <= 1).all())
+    assert make_actor().old_logprobs(rows).keys() == {"old_logprobs"}
+
+
+def test_dro_learns_where_every_advantage_is_0(make_actor: MakeActor, rows: Columns) -> None:
+    still = {**rows, "advantages": like(rows["advantages"], torch.zeros_like(rows["advantages"].values()))}
+    moved = make_actor(policy_loss=PolicyLossSpec(name="dro")).update(still, step=1)
+    assert moved["actor/updates"] == 1
+    assert make_actor().update(still, step=1)["actor/updates_without_signal"] == 1

@@ -131,6 +131,22 @@ def test_a_models_score_is_added_with_its_weight(queue: Queue) -> None:
     assert columns["advantages"].values()[0] < 0 < columns["advantages"].values()[-1]
 
 
+def test_gdpo_compares_the_reward_and_the_models_score_each_by_itself(queue: Queue) -> None:
+    batch = put(queue, [tags("a", 0), tags("a", 1)], [1.0, 0.0], old_logprobs=-1.0, rollout_logprobs=-1.0)
+    batch = queue.put(batch, {"model_score": torch.tensor([0.0, 100.0])})
+    columns, _ = estimate(
+        queue, batch, advantage="gdpo", model_score_weight=0.5, features=Features(has_reward_model=True)
+    )
+    assert columns["advantages"].values()[-1] < 0 < columns["advantages"].values()[0]
+
+
+def test_token_baselines_read_the_old_policys_columns(queue: Queue) -> None:
+    same = {"old_logprobs": -1.0, "rollout_logprobs": -1.0, "sum_pi_squared": 0.5}
+    batch = put(queue, [tags("a", 0), tags("a", 1)], [1.0, 0.0], **same)
+    columns, _ = estimate(queue, batch, advantage="optimal_token_baseline", features=Features(has_token_baseline=True))
+    assert columns["advantages"].values().tolist() == pytest.approx([0.5, 0.5, -0.5, -0.5], abs=1e-6)
+
+
 def test_session_weights_share_one_among_the_rows_of_a_session(queue: Queue) -> None:
     rows = [tags("a", 0, 0), tags("a", 0, 1), tags("a", 1)]
     columns, _ = estimate(
