@@ -165,7 +165,7 @@ class Scorer:
         if self._spec.on_error == "error":
             raise RewardError(
                 f"{message}. The sample was {sample.solution!r:.200}. "
-                'Set reward.on_error = "zero" or "drop_group" to go on without it'
+                'Set reward.on_error = "zero" or "drop_group" to continue without it'
             )
         return Reward(0.0, failure=message, drop_group=self._spec.on_error == "drop_group")
 
