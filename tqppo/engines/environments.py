@@ -162,8 +162,8 @@ def _build(name: str, folder: Path, report: Report) -> None:
 def _run(command: list[str], log: Path, report: Report) -> str:
     """Run a command with its output in the log and milestones in `report`; returns its last line."""
     last = ""
-    with log.open("a") as out:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, bufsize=1)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, bufsize=1)
+    with log.open("a") as out, process:
         assert process.stdout is not None
         for line in process.stdout:
             out.write(line)
