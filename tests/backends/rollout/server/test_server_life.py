@@ -15,13 +15,13 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.backends.rollout.servers.small_engine import PYTHON, SmallEngine
+from tests.backends.rollout.server.small_engine import PYTHON, SmallEngine
 from tqppo.errors import EngineError
 from tqppo.protocols import EngineSpec, Request, Sampling, WeightSource
 
 HOST = """
 import asyncio, sys
-from tests.backends.rollout.servers.small_engine import SmallEngine, PYTHON
+from tests.backends.rollout.server.small_engine import SmallEngine, PYTHON
 from tqppo.protocols import EngineSpec
 
 async def main():

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from tests.backends.rollout.servers.real_servers import *  # noqa: F403
+from tests.backends.rollout.server.real_servers import *  # noqa: F403
 from tqppo.contracts.rollout import *  # noqa: F403
 
-from tests.backends.rollout.servers.real_servers import sender, subject, untied_subject  # noqa: F401  isort: skip  (they replace the suite's own)
+from tests.backends.rollout.server.real_servers import sender, subject, untied_subject  # noqa: F401  isort: skip  (they replace the suite's own)
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(1200)]
 
