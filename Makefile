@@ -30,7 +30,7 @@ $(STAMP): pyproject.toml constraints.txt
 
 # What a change should pass before every commit: style, types, and the tests that start no Ray. CHECK_TIME
 check: lint
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) --timeout 60 -m "not ray and not slow and not engines and not gpu and not long"
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) --timeout 60 --ignore tests/cli -m "not ray and not slow and not engines and not gpu and not long"
 
 # TEST_TIME
 test: $(STAMP)

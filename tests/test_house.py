@@ -232,18 +232,6 @@ def _strings(node: ast.AST) -> Iterator[str]:
 
 
 @cache
-def passed_on() -> frozenset[str]:
-    """Modules from which a tested module of their room hands on everything (`from … import *`)."""
-    return frozenset(
-        node.module or ""
-        for module in modules().values()
-        if module.name in names_in_tests(mirrored_folder(module))
-        for node in module.tree.body
-        if isinstance(node, ast.ImportFrom) and node.names[0].name == "*"
-    )
-
-
-@cache
 def entry_points() -> dict[str, str]:
     """The name under which each module of `backends/` is loaded, by module."""
     groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
@@ -254,9 +242,9 @@ def entry_points() -> dict[str, str]:
     }
 
 
-def has_a_test(module: Module) -> bool:
+def is_named_by_a_test(module: Module) -> bool:
     named = names_in_tests(mirrored_folder(module))
-    if module.name in named or module.name.startswith(FOR_OTHER_INTERPRETERS) or module.name in passed_on():
+    if module.name in named or module.name.startswith(FOR_OTHER_INTERPRETERS):
         return True
     if module.name in entry_points():
         return entry_points()[module.name] in named | names_in_tests(ROOT / "tests" / "contracts")
@@ -265,10 +253,19 @@ def has_a_test(module: Module) -> bool:
 
 
 def modules_without_a_test() -> list[str]:
+    """Modules that no test in the mirrored folder names, and that no tested file of their own folder uses either."""
+    with_code = [each for each in modules().values() if any(not isinstance(node, ast.Expr) for node in each.tree.body)]
+    tested = {module for module in with_code if is_named_by_a_test(module)}
+    found = list(tested)
+    while found:
+        module = found.pop()
+        parts = {used for _, used in our_imports(module) if used.path.parent == module.path.parent} - tested
+        tested |= parts
+        found += parts
     return [
         f"{module.where}: no test in {mirrored_folder(module).relative_to(ROOT)}/ imports it"
-        for module in modules().values()
-        if any(not isinstance(node, ast.Expr) for node in module.tree.body) and not has_a_test(module)
+        for module in with_code
+        if module not in tested
     ]
 
 

@@ -21,8 +21,8 @@ from pathlib import Path
 import numpy as np
 
 from tqppo import reaper
+from tqppo.block import Block, BlockView, Buffer, Bytes, Layout, parse
 from tqppo.errors import QueueError
-from tqppo.queue.blocks.block import Block, BlockView, Buffer, Bytes, Layout, parse
 
 from .folders import SHARED, choose_parent, discard_files, parents, reap
 from .mappings import IdleFiles, LeasedFile, discard
@@ -79,17 +79,10 @@ class Segments:
             self._fill(file, block)
         except OSError as error:
             discard(self._live + _place(file.name, block))
-            raise self._out_of_memory(block.num_bytes, error) from error
+            raise _out_of_memory(self.folder, block.num_bytes, error) from error
         finally:
             self._written.take_back(file)
         return _place(file.name, block)
-
-    def _out_of_memory(self, num_bytes: int, error: OSError) -> QueueError:
-        free = shutil.disk_usage(self.folder).free
-        return QueueError(
-            f"node out of memory for the queue: a block needs {num_bytes:,} bytes, and {self.folder} has {free:,} free "
-            f"({error.strerror})"
-        )
 
     def _fill(self, file: LeasedFile, block: Block) -> None:
         """Write a block to a file; if the disk is full, once more after all free files are deleted."""
@@ -321,3 +314,11 @@ def _drop(buffers: list[memoryview], count: int) -> None:
         count -= len(buffers.pop(0))
     if count:
         buffers[0] = buffers[0][count:]
+
+
+def _out_of_memory(folder: Path, num_bytes: int, error: OSError) -> QueueError:
+    free = shutil.disk_usage(folder).free
+    return QueueError(
+        f"node out of memory for the queue: a block needs {num_bytes:,} bytes, and {folder} has {free:,} free "
+        f"({error.strerror})"
+    )

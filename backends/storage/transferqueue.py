@@ -20,9 +20,9 @@ import numpy as np
 import ray
 import torch
 
+from tqppo.block import Block, BlockView, parse
 from tqppo.errors import BackendError
 from tqppo.protocols import Locator, StorageSpec
-from tqppo.queue.blocks.block import Block, BlockView, parse
 from tqppo.queue.link.calls import Pending
 
 from .nodes import this_node

@@ -283,6 +283,7 @@ print("all is well")
 """
 
 
+@pytest.mark.slow
 def test_a_forked_child_that_ends_leaves_the_queue_alone() -> None:
     """Runs in a process of its own, because this one has threads."""
     command = [sys.executable, "-c", FORKED]

@@ -167,6 +167,7 @@ def test_the_comments_of_a_step_name_the_columns_that_its_stages_add(mode: dataf
         assert named == added - OPTIONAL, name
 
 
+@pytest.mark.slow
 def test_a_misspelt_call_in_a_step_is_a_type_error(tmp_path: Path) -> None:
     source = Path(inspect.getfile(ppo)).read_text()
     misspelt = {

@@ -10,11 +10,11 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
+from tqppo.block import Block, BlockView
 from tqppo.errors import DataLost, QueueError
 from tqppo.protocols import Locator, Storage
 from tqppo.queue import snapshots
 from tqppo.queue.blocks.arena import Arena
-from tqppo.queue.blocks.block import Block, BlockView
 from tqppo.queue.blocks.encode import encode
 from tqppo.queue.blocks.gather import Runs, Shape, excerpt, gather, nothing
 from tqppo.queue.connection import Connection

@@ -15,9 +15,9 @@ from typing import TypedDict, cast
 
 import numpy as np
 
+from tqppo.block import Block, BlockView
 from tqppo.errors import CheckpointError, DataLost
 from tqppo.protocols import Locator, Storage
-from tqppo.queue.blocks.block import Block, BlockView
 from tqppo.queue.connection import Connection
 from tqppo.queue.index.answers import TableDump
 from tqppo.queue.index.snapshots import Snapshots

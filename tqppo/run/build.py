@@ -49,7 +49,7 @@ W = TypeVar("W", bound=Worker)
 
 def build(config: Config, folder: RunFolder, logs: Path, stack: ExitStack, announce: Announce) -> LiveRun:
     """Start everything and wait until it is ready; closing `stack` takes it down."""
-    check_resources(demands(config), ray.cluster_resources())
+    check_resources(demands(config), ray.cluster_resources())  # type: ignore[no-untyped-call]
     with announce("making the model" if config.model.path == "tiny" else "finding the model"):
         model = prepare_model(config, folder.model)
     paths = RunPaths(model, config.model.tokenizer or model, logs, publish_folder(stack))

@@ -34,7 +34,8 @@ class Checkpoint:
     step: int
 
     def driver_state(self) -> dict[str, Any]:
-        return json.loads((self.folder / DRIVER).read_text())
+        state: dict[str, Any] = json.loads((self.folder / DRIVER).read_text())
+        return state
 
 
 class CheckpointStore:

@@ -38,7 +38,8 @@ class Critic(Learner):
         return self.train(rows, step=step, sizes=sizes)
 
     def _idle_loss(self, micro: MicroBatch) -> Tensor:
-        return self.model(micro).sum() * 0.0
+        values: Tensor = self.model(micro)
+        return values.sum() * 0.0
 
     def _selection(self, rows: FlatRows) -> Selection:
         keep = rows.response["loss_mask" if self.features.has_loss_mask else "response_mask"]

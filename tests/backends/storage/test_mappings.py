@@ -21,8 +21,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
+from tqppo.block import Block
 from tqppo.columns import Column, Kind, declare
-from tqppo.queue.blocks.block import Block
 from tqppo.queue.blocks.encode import encode
 
 segments = importlib.import_module("tqppo_backends.storage.segments")
@@ -277,6 +277,7 @@ def run_alone(script: str, tmp_path: Path) -> None:
     assert ended.stdout == "all is well\n", ended.stderr
 
 
+@pytest.mark.slow
 def test_a_forked_child_keeps_what_it_reads(tmp_path: Path) -> None:
     run_alone(FORKED, tmp_path)
 
@@ -314,6 +315,7 @@ print("all is well")
 """
 
 
+@pytest.mark.slow
 def test_a_child_forked_while_threads_read_is_not_held_up(tmp_path: Path) -> None:
     run_alone(THREADS, tmp_path)
 
@@ -379,6 +381,7 @@ class FilesMachine(RuleBasedStateMachine):
             assert (values == value).all()
 
 
+@pytest.mark.slow
 def test_whatever_the_order_readers_have_the_bytes_they_asked_for(files: Any) -> None:
     run_state_machine_as_test(
         lambda: FilesMachine(files),  # type: ignore[arg-type]

@@ -127,7 +127,7 @@ class WorkerGroup(Generic[W]):
         self._starting: list[ray.ObjectRef[None]] = []
 
     def start(self) -> None:
-        is_one_node = sum(node["Alive"] for node in ray.nodes()) == 1
+        is_one_node = sum(node["Alive"] for node in ray.nodes()) == 1  # type: ignore[no-untyped-call]
         make = ray.remote(RankProcess).options(
             num_cpus=self._resources.cpus, num_gpus=self._resources.gpus, max_restarts=0
         )

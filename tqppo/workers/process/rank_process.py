@@ -8,8 +8,8 @@ from typing import Concatenate, Generic, ParamSpec, TypeVar
 
 import ray
 import torch
-import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import TCPStore
 
 from tqppo.protocols import Metrics
 from tqppo.queue.client import Queue
@@ -40,7 +40,7 @@ class RankProcess(Generic[W]):
         self._name = f"{spec.role}-{spec.ranks.rank}"
         self._ranks = spec.ranks
         self._device = torch.device("cuda" if spec.has_gpu else "cpu")
-        self._store: dist.TCPStore | None = None
+        self._store: TCPStore | None = None
         self._worker = spec.worker_class(spec.worker, ranks=spec.ranks, queue=queue, device=self._device.type)
 
     def __repr__(self) -> str:
@@ -48,7 +48,7 @@ class RankProcess(Generic[W]):
 
     def open(self) -> tuple[str, int]:
         """Open the store through which the other ranks find rank 0; returns its address."""
-        host = ray.util.get_node_ip_address()
+        host = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         self._store = open_store(host)
         return host, self._store.port
 
@@ -57,7 +57,7 @@ class RankProcess(Generic[W]):
         # FSDP, which also casts the computation to a smaller type, needs a process group even of one rank.
         needs_group = self._ranks.size > 1 or self._worker.dtype != torch.float32
         if needs_group:
-            store = self._store or dist.TCPStore(*address, is_master=False, wait_for_workers=False)
+            store = self._store or TCPStore(*address, is_master=False, wait_for_workers=False)
             join(self._ranks, self._device, store, timeout_s=timeout_s, is_one_node=is_one_node)
         self._worker.start()
 

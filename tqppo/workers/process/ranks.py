@@ -9,6 +9,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Store, TCPStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +33,12 @@ class Ranks:
         self.gather([0.0])
 
 
-def open_store(host: str) -> dist.TCPStore:
+def open_store(host: str) -> TCPStore:
     """Rank 0's meeting place, on a port of the system's choosing (`store.port`)."""
-    return dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)
+    return TCPStore(host, 0, is_master=True, wait_for_workers=False)
 
 
-def join(ranks: Ranks, device: torch.device, store: dist.Store, *, timeout_s: float, is_one_node: bool) -> None:
+def join(ranks: Ranks, device: torch.device, store: Store, *, timeout_s: float, is_one_node: bool) -> None:
     """Form the process group: gloo on CPUs, nccl on GPUs."""
     if is_one_node:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # host names of laptops often resolve to nothing
