@@ -1,4 +1,4 @@
-"""What can go wrong that a user can do something about. `cli` prints these without a traceback.
+"""Errors that a user can do something about. `cli` prints them without a traceback.
 
 Every error takes one string, so that it survives pickling through Ray; `exit_code` is what the
 process ends with.
@@ -6,7 +6,7 @@ process ends with.
 
 
 class TqppoError(Exception):
-    """Anything that tqppo explains instead of tracing."""
+    """Base class of errors shown to the user as a message, without a traceback."""
 
     exit_code = 1
 

@@ -110,7 +110,7 @@ class WeightSource:
 
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
-    """What an engine is told when it is made; plain values, none of them the whole config."""
+    """The settings of one engine: plain values, never the whole config."""
 
     model: str  # a Hugging Face folder or hub name
     max_context_tokens: int
@@ -176,7 +176,7 @@ class RolloutEngine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StorageSpec:
-    """What a storage is told when it is made; the same on every node."""
+    """The settings of a storage; the same on every node."""
 
     run: str  # unique name of the queue; whatever the storage names outside the process carries it
     budget_bytes: int  # per node

@@ -130,7 +130,7 @@ def required_multiple(config: Config) -> int:
 
 
 def context_tokens(config: Config) -> int:
-    """The longest row: what the engine is told to accept."""
+    """Tokens of the longest row, which the engine must accept."""
     return config.rollout.max_context_tokens or config.data.max_prompt_tokens + config.rollout.max_new_tokens
 
 

@@ -72,7 +72,7 @@ class RunLock:
         self._released.set()
         if self._renewing is not None:
             self._renewing.join()
-        os.ftruncate(self._descriptor, 0)  # nobody holds it; the file stays, so that two takers lock the same one
+        os.ftruncate(self._descriptor, 0)  # free; the file stays, so that two processes lock the same one
         os.close(self._descriptor)
         self._descriptor = -1
 

@@ -11,11 +11,11 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Aborted(BaseException):
-    """The second signal. Not an Exception, so that only cleaning up stands in its way."""
+    """Raised by the second signal. Not an `Exception`, so that no handler but clean-up code catches it."""
 
 
 class StopRequest:
-    """Installed while a run is under way. `number` is the signal that asked to stop, 0 while none did."""
+    """Handles signals during a run. `number` is the signal that asked for a stop; 0 if none did."""
 
     def __init__(self, on_first: Callable[[str], None]) -> None:
         self.number = 0
@@ -37,11 +37,11 @@ class StopRequest:
             signal.signal(number, handler)
 
     def listen_again(self) -> None:
-        """After something that takes signals for itself: starting Ray makes SIGTERM end the process on the spot."""
+        """Install the handlers again, after Ray has replaced them: its own end the process at once on SIGTERM."""
         self._listen()
 
     def ignore(self) -> None:
-        """From here on nothing may interrupt: the run is being taken down."""
+        """Ignore further signals while the run is being taken down."""
         for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN)
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tqppo import dataflow, ray_calls
 from tqppo.algorithms import correction, kl
-from tqppo.algorithms.advantages import EstimateInputs, EstimateOptions, estimate
+from tqppo.algorithms.advantages import Estimate, EstimateInputs, EstimateOptions, estimate
 from tqppo.algorithms.aggregate import session_weights
 from tqppo.algorithms.data_metrics import data_metrics
 from tqppo.algorithms.groups import RowGroups
@@ -60,21 +60,50 @@ class Estimator:
 
     def estimate(self, batch: BatchMeta, kl_coef: float) -> tuple[tuple[str, ...], Metrics]:
         """Put advantages on the rows, and the other columns that the config asks for; returns their names."""
-        features = self.spec.features
-        columns = self.queue.get(batch, dataflow.ESTIMATE.reads(features))
+        columns = self.queue.get(batch, dataflow.ESTIMATE.reads(self.spec.features))
         rows = describe_rows(batch.tags)
         flat = {name: value.values() for name, value in columns.items() if value.is_nested}
+        mask, metrics, put = self._corrected(flat, rows)
+        penalty = self._penalty(flat, mask, rows, kl_coef, metrics)
+        inputs = self._inputs(columns, flat, mask, rows, penalty)
+        result = estimate(self.spec.advantage, inputs, self.spec.options)
+        put |= self._results(inputs, result)
+        metrics |= result.metrics | data_metrics(
+            inputs,
+            result,
+            torch.tensor([tags["prompt_len"] for tags in batch.tags]),
+            max_prompt=self.spec.max_prompt_tokens,
+            max_response=self.spec.max_response_tokens,
+        )
+        written = dataflow.ESTIMATE.writes(self.spec.features)
+        assert set(put) == set(written), f"the estimator made {set(put)} and declares {written}"
+        self.queue.put(batch, put)
+        return written, metrics
+
+    def _penalty(
+        self, flat: dict[str, Tensor], mask: Tensor, rows: RowGroups, kl_coef: float, metrics: Metrics
+    ) -> Tensor | None:
+        """β·KL per token [N], where the reward has a KL; its mean is added to `metrics`."""
+        features = self.spec.features
+        if not features.kl_in_reward:
+            return None
+        tokens = kl.estimate(self.spec.kl_reward, flat[features.old_logprobs], flat["ref_logprobs"], mask)
+        metrics["actor/reward_kl_penalty"] = kl.mean_over_rows(tokens, mask, rows.lengths)
+        return kl_coef * tokens
+
+    def _inputs(
+        self,
+        columns: dict[str, Tensor],
+        flat: dict[str, Tensor],
+        mask: Tensor,
+        rows: RowGroups,
+        penalty: Tensor | None,
+    ) -> EstimateInputs:
         reward, terms = columns["reward"], [(1.0, columns["reward"])]
-        if features.has_reward_model:
+        if self.spec.features.has_reward_model:
             terms.append((self.spec.model_score_weight, columns["model_score"]))
             reward = reward + self.spec.model_score_weight * columns["model_score"]
-        mask, metrics, put = self._corrected(flat, rows)
-        penalty = None
-        if features.kl_in_reward:
-            tokens = kl.estimate(self.spec.kl_reward, flat[features.old_logprobs], flat["ref_logprobs"], mask)
-            metrics["actor/reward_kl_penalty"] = kl.mean_over_rows(tokens, mask, rows.lengths)
-            penalty = kl_coef * tokens
-        inputs = EstimateInputs(
+        return EstimateInputs(
             reward,
             mask,
             rows,
@@ -85,25 +114,17 @@ class Estimator:
             old_logprobs=flat.get("old_logprobs"),
             sum_pi_squared=flat.get("sum_pi_squared"),
         )
-        result = estimate(self.spec.advantage, inputs, self.spec.options)
-        put["advantages"] = Jagged(result.advantages, rows.lengths)
+
+    def _results(self, inputs: EstimateInputs, result: Estimate) -> dict[str, Jagged | Tensor]:
+        """The columns that the updates read."""
+        features, rows = self.spec.features, inputs.rows
+        put: dict[str, Jagged | Tensor] = {"advantages": Jagged(result.advantages, rows.lengths)}
         if features.uses_values:
             put["returns"] = Jagged(result.returns, rows.lengths)
         if features.has_session_weights:
-            counts = row_counts(mask, rows.lengths) > 0
+            counts = row_counts(inputs.mask, rows.lengths) > 0
             put["session_weight"] = session_weights(rows.session, counts).float()
-        metrics |= result.metrics
-        metrics |= data_metrics(
-            inputs,
-            result,
-            torch.tensor([tags["prompt_len"] for tags in batch.tags]),
-            max_prompt=self.spec.max_prompt_tokens,
-            max_response=self.spec.max_response_tokens,
-        )
-        written = dataflow.ESTIMATE.writes(features)
-        assert set(put) == set(written), f"the estimator made {set(put)} and declares {written}"
-        self.queue.put(batch, put)
-        return written, metrics
+        return put
 
     def write_trajectories(self, batch: BatchMeta, path: Path) -> None:
         """Write the batch's trajectories as JSON lines: text, reward, advantage, log-probabilities."""

@@ -1,4 +1,4 @@
-"""What a worker is told when it is made: plain values, only its own, small enough to send to every rank."""
+"""The settings of a worker: plain values, only its own, small enough to send to every rank."""
 
 from __future__ import annotations
 
