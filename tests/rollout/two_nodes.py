@@ -84,7 +84,7 @@ def main(backend: str, sync: str) -> None:
     actor = WorkerGroup("actor", Actor, ranks=1, spec=RoleSpec(ModelSpec(str(model))))
     actor.start()
     actor.ready()
-    node = actor.publish(0).node
+    node = actor.call(Actor.publish, 0).node
     assert node in {each["NodeID"] for each in ray.nodes()}
     spec = RolloutSpec(
         backend,

@@ -208,13 +208,11 @@ class AlgorithmSection(Section):
     lam: Fraction = 0.95
     """GAE's λ: at 0 advantages trust the critic alone, at 1 the rewards alone."""
     clip_low: NonNegativeFloat = 0.2
-    """Ratios under 1 − clip_low are clipped. dppo_tv, dppo_kl: how far the probability of a token may fall."""
+    """Ratios under 1 − clip_low are clipped. dppo_tv, dppo_kl: most that the probability of a token may fall."""
     clip_high: NonNegativeFloat = 0.2
-    """Ratios over 1 + clip_high are clipped; larger than clip_low is DAPO's clip-higher. dppo_tv, dppo_kl: how far the
-    probability of a token may rise."""
+    """Ratios over 1 + clip_high are clipped; larger than clip_low is DAPO's clip-higher. dppo_*: most a token may rise."""
     clip_dual: Annotated[float, Field(ge=0)] = 3.0
-    """Dual clip: with a negative advantage the loss is at most this times |advantage|. Above 1, or 0 for off.
-    dppo_tv, dppo_kl: upper bound of the ratio."""
+    """Dual clip: bounds the loss of negative advantages to this · |advantage|, in dppo_* the ratio. Above 1; 0 is off."""
     sapo_tau_positive: PositiveFloat = 1.0
     """SAPO's temperature for positive advantages."""
     sapo_tau_negative: PositiveFloat = 1.05
