@@ -79,17 +79,10 @@ class Segments:
             self._fill(file, block)
         except OSError as error:
             discard(self._live + _place(file.name, block))
-            raise self._out_of_memory(block.num_bytes, error) from error
+            raise _out_of_memory(self.folder, block.num_bytes, error) from error
         finally:
             self._written.take_back(file)
         return _place(file.name, block)
-
-    def _out_of_memory(self, num_bytes: int, error: OSError) -> QueueError:
-        free = shutil.disk_usage(self.folder).free
-        return QueueError(
-            f"node out of memory for the queue: a block needs {num_bytes:,} bytes, and {self.folder} has {free:,} free "
-            f"({error.strerror})"
-        )
 
     def _fill(self, file: LeasedFile, block: Block) -> None:
         """Write a block to a file; if the disk is full, once more after all free files are deleted."""
@@ -253,6 +246,14 @@ class Segments:
         data = np.empty(num_bytes, np.uint8)
         os.preadv(file.handle, [data.data], 0)
         return data
+
+
+def _out_of_memory(folder: Path, num_bytes: int, error: OSError) -> QueueError:
+    free = shutil.disk_usage(folder).free
+    return QueueError(
+        f"node out of memory for the queue: a block needs {num_bytes:,} bytes, and {folder} has {free:,} free "
+        f"({error.strerror})"
+    )
 
 
 def _layout(data: Buffer, block: str) -> Layout | None:

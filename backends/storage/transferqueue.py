@@ -21,9 +21,9 @@ import ray
 import torch
 
 from tqppo.errors import BackendError
-from tqppo.protocols import Locator, StorageSpec
 from tqppo.queue.blocks.block import Block, BlockView, parse
 from tqppo.queue.link.calls import Pending
+from tqppo.queue.storage import Locator, StorageSpec
 
 from .nodes import this_node
 
