@@ -16,9 +16,10 @@ if TYPE_CHECKING:
     from tqppo.data.prompts import Prompt
     from tqppo.dataflow import Features, Mode, Stage
     from tqppo.errors import TqppoError
-    from tqppo.protocols import Completion, EngineSpec, Request, RolloutEngine, Sampling, Storage, StorageSpec
+    from tqppo.protocols import Completion, EngineSpec, Request, RolloutEngine, Sampling
     from tqppo.queue.client import Queue
     from tqppo.queue.meta import BatchMeta, Jagged
+    from tqppo.queue.storage import Storage, StorageSpec
     from tqppo.rollout.loops.base import AgentLoop, Session, Trajectory
     from tqppo.run.start import resume, train
     from tqppo.trainers.stages import Stages, Trainer
@@ -30,9 +31,10 @@ _HOMES = {
     "data.prompts": ("Prompt",),
     "dataflow": ("Features", "Mode", "Stage"),
     "errors": ("TqppoError",),
-    "protocols": ("Completion", "EngineSpec", "Request", "RolloutEngine", "Sampling", "Storage", "StorageSpec"),
+    "protocols": ("Completion", "EngineSpec", "Request", "RolloutEngine", "Sampling"),
     "queue.client": ("Queue",),
     "queue.meta": ("BatchMeta", "Jagged"),
+    "queue.storage": ("Storage", "StorageSpec"),
     "rollout.loops.base": ("AgentLoop", "Session", "Trajectory"),
     "run.start": ("resume", "train"),
     "trainers.stages": ("Stages", "Trainer"),

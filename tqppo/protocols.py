@@ -1,4 +1,4 @@
-"""The contracts between tqppo and its back ends. Imports no torch.
+"""The contracts between tqppo and its engines; `queue/storage.py` has that of storages. Imports no torch.
 
 A back end is one file in `backends/` (or a third party's package), registered as an entry point and
 proved by the contract tests: `tqppo backends check rollout|storage NAME`.
@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 if TYPE_CHECKING:
     import numpy as np
-
-    from tqppo.block import Block, BlockView
 
 FinishReason = Literal["stop", "length", "abort"]
 Metrics = dict[str, float]  # keys like "actor/kl"
@@ -171,52 +169,4 @@ class RolloutEngine(Protocol):
     async def load_weights(self, source: WeightSource) -> None: ...
     async def sleep(self) -> None: ...
     async def wake(self) -> None: ...
-    async def close(self) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class StorageSpec:
-    """The settings of a storage; the same on every node."""
-
-    run: str  # unique name of the queue; whatever the storage names outside the process carries it
-    budget_bytes: int  # per node
-    timeout_s: float = 60.0
-    dir: str = ""  # folder for shared memory; empty: the storage chooses
-    token: str = ""  # secret of the run, for whatever listens on a port
-    distributed: bool = True  # False: one process, no Ray
-
-
-@dataclass(frozen=True, slots=True)
-class Locator:
-    """Where a block is. `place` is the storage's own: small, and sendable by Ray."""
-
-    node: str
-    block: str
-    num_bytes: int
-    place: Any = None
-
-
-class Storage(Protocol):
-    """Keeps the bytes of immutable blocks. Every process has its own object, made from the same spec.
-
-    - The constructor starts nothing. `start(node)` is called in the index's process for each node that joins,
-      before anybody there writes; its own node comes first.
-    - `write` places a block on this process's node. When it returns, the block outlives this process.
-    - `read` opens blocks, at least the columns asked for (None: all), in the same order. A block that is not there
-      (any more) is None in the result; a storage that does not answer is `DataLost` or `DeadlineExceeded`.
-    - `free` gives blocks' memory back, never waits, and ignores what is free already. Memory that a reader still
-      uses is not written again before the reader lets go.
-    - `sweep`, in the index's process, frees what was written long ago on any node and is not among `known`: blocks of
-      producers that died before they could publish them. It never waits.
-    - `close`, in the index's process, leaves no process, file or object behind; it may be called twice.
-
-    Coroutines await nothing but `tqppo.queue.link.calls.Reply`, so that blocking callers can drive them.
-    """
-
-    def __init__(self, spec: StorageSpec) -> None: ...
-    async def start(self, node: str) -> None: ...
-    async def write(self, block: Block) -> Locator: ...
-    async def read(self, locators: Sequence[Locator], columns: Sequence[str] | None) -> list[BlockView | None]: ...
-    def free(self, locators: Sequence[Locator]) -> None: ...
-    def sweep(self, known: Sequence[Locator], older_than_s: float) -> None: ...
     async def close(self) -> None: ...

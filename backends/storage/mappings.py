@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tqppo.block import Bytes
+from tqppo.queue.blocks.block import Bytes
 
 Spans = Sequence[tuple[int, int]]  # (start, stop)
 MAX_IDLE_FILES = 32  # that a process keeps for reading, and as many for writing; each takes two descriptors

@@ -10,8 +10,8 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from tqppo.errors import DataLost
-from tqppo.protocols import StorageSpec
 from tqppo.queue.link.calls import GRACE_S, START_S, Heartbeat, NoAnswer, RayReply
+from tqppo.queue.storage import StorageSpec
 
 ActorHandle = Any  # Ray makes an actor's methods at run time
 A = TypeVar("A", bound="NodeActor")

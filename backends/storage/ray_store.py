@@ -17,10 +17,10 @@ from typing import Any
 
 import ray
 
-from tqppo.block import Block, BlockView, Bytes, Layout, parse
 from tqppo.errors import BackendError, DataLost
-from tqppo.protocols import Locator, StorageSpec
+from tqppo.queue.blocks.block import Block, BlockView, Bytes, Layout, parse
 from tqppo.queue.link.calls import NoAnswer, RayReply, Unresponsive
+from tqppo.queue.storage import Locator, StorageSpec
 
 from .nodes import NodeActor, NodeActors, describe, this_node
 

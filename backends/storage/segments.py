@@ -21,8 +21,8 @@ from pathlib import Path
 import numpy as np
 
 from tqppo import reaper
-from tqppo.block import Block, BlockView, Buffer, Bytes, Layout, parse
 from tqppo.errors import QueueError
+from tqppo.queue.blocks.block import Block, BlockView, Buffer, Bytes, Layout, parse
 
 from .folders import SHARED, choose_parent, discard_files, parents, reap
 from .mappings import IdleFiles, LeasedFile, discard
@@ -248,6 +248,14 @@ class Segments:
         return data
 
 
+def _out_of_memory(folder: Path, num_bytes: int, error: OSError) -> QueueError:
+    free = shutil.disk_usage(folder).free
+    return QueueError(
+        f"node out of memory for the queue: a block needs {num_bytes:,} bytes, and {folder} has {free:,} free "
+        f"({error.strerror})"
+    )
+
+
 def _layout(data: Buffer, block: str) -> Layout | None:
     """The layout of this block; None if the bytes are of another one."""
     try:
@@ -314,11 +322,3 @@ def _drop(buffers: list[memoryview], count: int) -> None:
         count -= len(buffers.pop(0))
     if count:
         buffers[0] = buffers[0][count:]
-
-
-def _out_of_memory(folder: Path, num_bytes: int, error: OSError) -> QueueError:
-    free = shutil.disk_usage(folder).free
-    return QueueError(
-        f"node out of memory for the queue: a block needs {num_bytes:,} bytes, and {folder} has {free:,} free "
-        f"({error.strerror})"
-    )

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from tqppo.block import Block, BlockView, Bytes, parse
 from tqppo.errors import DataLost
-from tqppo.protocols import Locator, StorageSpec
+from tqppo.queue.blocks.block import Block, BlockView, Bytes, parse
+from tqppo.queue.storage import Locator, StorageSpec
 
 from .folders import PREFIX, remove_run
 from .nodes import NodeActor, NodeActors, this_node

@@ -20,10 +20,10 @@ import numpy as np
 import ray
 import torch
 
-from tqppo.block import Block, BlockView, parse
 from tqppo.errors import BackendError
-from tqppo.protocols import Locator, StorageSpec
+from tqppo.queue.blocks.block import Block, BlockView, parse
 from tqppo.queue.link.calls import Pending
+from tqppo.queue.storage import Locator, StorageSpec
 
 from .nodes import this_node
 

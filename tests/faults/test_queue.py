@@ -20,8 +20,8 @@ import ray
 import torch
 from faults.processes import SOON_S, index_of, lost_soon, process_of, storage_of, this_node
 
-from tqppo.block import Block
 from tqppo.errors import DataLost, QueueError
+from tqppo.queue.blocks.block import Block
 from tqppo.queue.client import BatchMeta, Queue
 from tqppo.queue.link import calls
 

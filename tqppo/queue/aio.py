@@ -10,11 +10,10 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from tqppo.block import Block, BlockView
 from tqppo.errors import DataLost, QueueError
-from tqppo.protocols import Locator, Storage
 from tqppo.queue import snapshots
 from tqppo.queue.blocks.arena import Arena
+from tqppo.queue.blocks.block import Block, BlockView
 from tqppo.queue.blocks.encode import encode
 from tqppo.queue.blocks.gather import Runs, Shape, excerpt, gather, nothing
 from tqppo.queue.connection import Connection
@@ -23,6 +22,7 @@ from tqppo.queue.index.compaction import Compaction
 from tqppo.queue.index.index import Index
 from tqppo.queue.link.calls import NoAnswer, clean_up
 from tqppo.queue.meta import BatchMeta, ColumnData, Json, TagDict, Tags, check_keys, plain, plain_tags, shorten
+from tqppo.queue.storage import Locator, Storage
 
 log = logging.getLogger(__name__)
 

@@ -14,13 +14,13 @@ import ray
 
 from tqppo.columns import Column, custom, declare
 from tqppo.errors import QueueError
-from tqppo.protocols import StorageSpec
 from tqppo.queue.aio import FINISHED_OR_FAILED, AsyncQueue
 from tqppo.queue.connection import Connection
 from tqppo.queue.index.answers import Stats
 from tqppo.queue.link.calls import run
 from tqppo.queue.link.service import Link, LocalLink, RayLink, Service
 from tqppo.queue.meta import BatchMeta, ColumnData, Jagged, Tags
+from tqppo.queue.storage import StorageSpec
 
 __all__ = ["BatchMeta", "Jagged", "Queue"]
 

@@ -10,9 +10,9 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 
 from tqppo import plugins
 from tqppo.errors import QueueError
-from tqppo.protocols import Storage, StorageSpec
 from tqppo.queue.link.calls import START_S, Pending, run
 from tqppo.queue.link.service import Link, this_node
+from tqppo.queue.storage import Storage, StorageSpec
 
 log = logging.getLogger(__name__)
 

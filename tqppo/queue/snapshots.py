@@ -15,13 +15,13 @@ from typing import TypedDict, cast
 
 import numpy as np
 
-from tqppo.block import Block, BlockView
 from tqppo.errors import CheckpointError, DataLost
-from tqppo.protocols import Locator, Storage
+from tqppo.queue.blocks.block import Block, BlockView
 from tqppo.queue.connection import Connection
 from tqppo.queue.index.answers import TableDump
 from tqppo.queue.index.snapshots import Snapshots
 from tqppo.queue.link.calls import clean_up
+from tqppo.queue.storage import Locator, Storage
 
 INDEX = "queue.json"
 FORMAT = 2

@@ -21,8 +21,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from tqppo.block import Block
 from tqppo.columns import Column, Kind, declare
+from tqppo.queue.blocks.block import Block
 from tqppo.queue.blocks.encode import encode
 
 segments = importlib.import_module("tqppo_backends.storage.segments")

@@ -10,8 +10,8 @@ import pytest
 import ray
 
 from tqppo.errors import BackendError, DataLost, DeadlineExceeded
-from tqppo.protocols import StorageSpec
 from tqppo.queue.link.calls import run
+from tqppo.queue.storage import StorageSpec
 
 nodes = importlib.import_module("tqppo_backends.storage.nodes")
 ray_store = importlib.import_module("tqppo_backends.storage.ray_store")

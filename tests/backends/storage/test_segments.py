@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 import torch
 
-from tqppo.block import Block
 from tqppo.columns import Column, Kind, declare
 from tqppo.errors import QueueError
+from tqppo.queue.blocks.block import Block
 from tqppo.queue.blocks.encode import encode
 
 segments = importlib.import_module("tqppo_backends.storage.segments")

@@ -10,10 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tqppo.block import ALIGN, Block, BlockView, parse
 from tqppo.columns import Column, Kind, declare
 from tqppo.errors import QueueError
 from tqppo.queue.blocks.arena import SMALL_BYTES, Arena
+from tqppo.queue.blocks.block import ALIGN, Block, BlockView, parse
 from tqppo.queue.blocks.encode import encode
 from tqppo.queue.blocks.gather import Runs, excerpt, gather
 from tqppo.queue.meta import Jagged

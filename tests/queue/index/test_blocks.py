@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tqppo.protocols import Locator
 from tqppo.queue.index.blocks import Blocks, Record
 from tqppo.queue.index.budget import Budget
 from tqppo.queue.index.pins import Pins
+from tqppo.queue.storage import Locator
 
 
 def made(freed: list[str]) -> Blocks:

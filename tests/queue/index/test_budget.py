@@ -7,8 +7,8 @@ import threading
 import pytest
 
 from tqppo.errors import QueueError
-from tqppo.protocols import Locator
 from tqppo.queue.index.budget import Budget
+from tqppo.queue.storage import Locator
 
 
 def test_a_put_that_can_never_fit_is_refused() -> None:

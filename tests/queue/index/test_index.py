@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from tqppo.errors import CheckpointError, DeadlineExceeded, QueueError
-from tqppo.protocols import Locator
 from tqppo.queue.index.answers import Published
 from tqppo.queue.index.compaction import COMPACT_ABOVE_BYTES
 from tqppo.queue.index.index import Index
 from tqppo.queue.link.calls import Pending, run
+from tqppo.queue.storage import Locator
 
 
 class Freed(list[str]):

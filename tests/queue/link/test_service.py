@@ -8,13 +8,13 @@ import pickle
 import pytest
 
 from tqppo.errors import DeadlineExceeded, QueueError
-from tqppo.protocols import StorageSpec
 from tqppo.queue.connection import Connection
 from tqppo.queue.index.compaction import Compaction
 from tqppo.queue.index.index import Index
 from tqppo.queue.index.snapshots import Snapshots
 from tqppo.queue.link.calls import run
 from tqppo.queue.link.service import LocalLink, Service, methods_of
+from tqppo.queue.storage import StorageSpec
 
 
 def made() -> Service:

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from tqppo.errors import DataLost, QueueError
-from tqppo.protocols import Locator, StorageSpec
 from tqppo.queue.index.answers import Located
 from tqppo.queue.link import wire
 from tqppo.queue.link.calls import NoAnswer
+from tqppo.queue.storage import Locator, StorageSpec
 
 SPEC = StorageSpec("wiretest", 1 << 20, token="secret")
 
@@ -48,6 +48,7 @@ async def server() -> AsyncIterator[wire.SocketServer]:
     await made.open()
     yield made
     made.close()
+    await asyncio.sleep(0.01)  # until its connections are closed
 
 
 async def ask(client: wire.SocketClient, method: str, *args: Any, timeout_s: float = 20.0) -> Any:

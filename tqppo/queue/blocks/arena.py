@@ -11,7 +11,7 @@ from collections import deque
 
 import numpy as np
 
-from tqppo.block import Bytes
+from tqppo.queue.blocks.block import Bytes
 
 SMALL_BYTES = 256 * 1024  # below, malloc reuses memory well enough
 

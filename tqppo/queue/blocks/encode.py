@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nested._internal.nested_tensor import NestedTensor
 
-from tqppo.block import Block, Bytes, Encoded, build
 from tqppo.columns import Column, Kind, column
 from tqppo.errors import QueueError
+from tqppo.queue.blocks.block import Block, Bytes, Encoded, build
 from tqppo.queue.link.calls import first_line
 from tqppo.queue.meta import ColumnData, Jagged, Json
 

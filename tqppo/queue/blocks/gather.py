@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.nested._internal.nested_tensor import NestedTensor, _store_val_in_tensor
 
-from tqppo.block import Block, BlockView, Bytes, Encoded, Field, build
 from tqppo.columns import Kind, column
 from tqppo.errors import QueueError
 from tqppo.queue.blocks.arena import Arena
+from tqppo.queue.blocks.block import Block, BlockView, Bytes, Encoded, Field, build
 from tqppo.queue.blocks.encode import torch_dtype
 from tqppo.queue.meta import Json
 

@@ -8,8 +8,8 @@ from typing import TypedDict
 
 import numpy as np
 
-from tqppo.protocols import Locator
 from tqppo.queue.meta import TagDict
+from tqppo.queue.storage import Locator
 
 Listing = tuple[list[str], list[TagDict], tuple[str, ...], int]  # keys, tags, columns of all rows, version
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from tqppo.errors import QueueError
-from tqppo.protocols import Locator
 from tqppo.queue.index.budget import Budget
 from tqppo.queue.index.pins import Pins
+from tqppo.queue.storage import Locator
 
 log = logging.getLogger(__name__)
 

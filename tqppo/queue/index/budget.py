@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 from tqppo.errors import QueueError
-from tqppo.protocols import Locator
 from tqppo.queue.index.answers import NodeStats
 from tqppo.queue.link.calls import Pending
+from tqppo.queue.storage import Locator
 
 T = TypeVar("T")
 

@@ -9,9 +9,9 @@ import threading
 
 import numpy as np
 
-from tqppo.protocols import Locator
 from tqppo.queue.index.blocks import Blocks, Record
 from tqppo.queue.index.partitions import Partitions
+from tqppo.queue.storage import Locator
 
 COMPACT_ABOVE_BYTES = 64 * 1024
 

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from tqppo.errors import QueueError
-from tqppo.protocols import Locator
 from tqppo.queue.index.answers import Listing, Located, PartitionStats, Published, Stats
 from tqppo.queue.index.blocks import Blocks, Free, Record
 from tqppo.queue.index.budget import Budget
@@ -22,6 +21,7 @@ from tqppo.queue.index.snapshots import Snapshots
 from tqppo.queue.index.waiters import Waiter
 from tqppo.queue.link.calls import Pending
 from tqppo.queue.meta import Tags
+from tqppo.queue.storage import Locator
 
 SNAPSHOT_PATIENCE = 5  # a snapshot may take this many times as long as other calls
 

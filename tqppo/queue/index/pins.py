@@ -6,7 +6,7 @@ import itertools
 import time
 from collections.abc import Collection, Mapping
 
-from tqppo.protocols import Locator
+from tqppo.queue.storage import Locator
 
 
 class Pins:

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from tqppo.errors import CheckpointError
-from tqppo.protocols import Locator
 from tqppo.queue.index.answers import Dump, TableDump
 from tqppo.queue.index.blocks import Blocks, Record
 from tqppo.queue.index.partitions import Partitions
 from tqppo.queue.index.table import Table
+from tqppo.queue.storage import Locator
 
 
 class Snapshots:

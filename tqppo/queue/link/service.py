@@ -13,10 +13,10 @@ import ray
 
 from tqppo import plugins
 from tqppo.errors import QueueError
-from tqppo.protocols import Locator, Storage, StorageSpec
 from tqppo.queue.index.index import Index
 from tqppo.queue.link.calls import GRACE_S, Heartbeat, Pending, RayReply, run
 from tqppo.queue.link.wire import INDEX, Disconnected, NotJson, SocketClient, SocketServer
+from tqppo.queue.storage import Locator, Storage, StorageSpec
 
 
 class Service:

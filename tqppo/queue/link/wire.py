@@ -30,9 +30,9 @@ import numpy as np
 
 from tqppo import errors
 from tqppo.errors import TqppoError
-from tqppo.protocols import Locator, StorageSpec
 from tqppo.queue.index.answers import Located
 from tqppo.queue.link.calls import NOT_YET, Heartbeat, RemoteReply
+from tqppo.queue.storage import Locator, StorageSpec
 
 METHODS = frozenset({"publish", "room", "release", "tag", "clear", "locate", "list", "wait", "stats"})
 INDEX = "the queue's index"  # in messages
@@ -123,6 +123,7 @@ class SocketServer:
         self._server: asyncio.AbstractServer | None = None
         self._uncollected: dict[int, Any] = {}  # answers that are not JSON, by number
         self._numbers = itertools.count()
+        self._writers: set[asyncio.StreamWriter] = set()  # of open connections
 
     async def open(self) -> None:
         """Listen, on Linux; on other systems all calls go through Ray."""
@@ -132,12 +133,15 @@ class SocketServer:
     def close(self) -> None:
         if self._server is not None:
             self._server.close()
+        for writer in self._writers:
+            writer.close()
 
     def collect(self, number: int) -> Any:
         return self._uncollected.pop(number)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connected = _Connected()
+        self._writers.add(writer)
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
             if hmac.compare_digest(await reader.readexactly(_HELLO_BYTES), _hello(self._spec)):
                 while True:
@@ -145,6 +149,7 @@ class SocketServer:
                     request = await reader.readexactly(size)
                     writer.write(await self._answer(request, lambda: reader.read(1), connected))
                     await writer.drain()
+        self._writers.discard(writer)
         writer.close()
         for number in connected.uncollected:
             self._uncollected.pop(number, None)
