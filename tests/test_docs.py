@@ -21,7 +21,7 @@ def named_paths(text: str) -> set[str]:
 
 
 def is_entry_point_group(name: str) -> bool:
-    return f'[project.entry-points."{name}"]' in (ROOT / "pyproject.toml").read_text() or name == "tqppo.mode"
+    return any(f"`{name}`" in (ROOT / "tqppo" / file).read_text() for file in ("plugins.py", "engines/capabilities.py"))
 
 
 def exists(path: str) -> bool:
