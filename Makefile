@@ -9,7 +9,7 @@ BENCHES := $(patsubst tests/bench/%.py,bench-%,$(filter-out %/harness.py %/__ini
 # Much of the tests' time is waiting for processes, so that more of them run than there are cores. tests/conftest.py says which
 # tests stay together.
 WORKERS ?= 4
-SIDE_BY_SIDE := --numprocesses $(WORKERS) --dist loadscope --no-loadscope-reorder --durations=10
+SIDE_BY_SIDE := --dist loadscope --no-loadscope-reorder --durations=10
 
 export OMP_NUM_THREADS ?= 1
 
@@ -30,11 +30,12 @@ $(STAMP): pyproject.toml constraints.txt
 
 # What a change should pass before every commit: style, types, and the tests that start no Ray. CHECK_TIME
 check: lint
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) --timeout 60 --ignore tests/cli -m "not ray and not slow and not engines and not gpu and not long"
+	$(BIN)/python -m pytest --numprocesses 2 $(SIDE_BY_SIDE) --timeout 60 --ignore tests/cli \
+		-m "not ray and not slow and not engines and not gpu and not long"
 
 # TEST_TIME
 test: $(STAMP)
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not engines and not gpu and not long"
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) $(SIDE_BY_SIDE) -m "not engines and not gpu and not long"
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from importlib.metadata import entry_points
 
 import pytest
 
@@ -24,10 +23,6 @@ def test_a_task_takes_the_arguments_that_its_table_lists(name: str) -> None:
 def test_every_task_and_reward_is_implemented_and_listed() -> None:
     assert list(tasks.TASKS) == list(builtin.TASKS)
     assert list(BUILT_IN) == list(builtin.REWARDS)
-
-
-def test_every_storage_is_registered() -> None:
-    assert set(builtin.STORAGES) == {point.name for point in entry_points(group="tqppo.storage")}
 
 
 def test_task_arguments_are_checked_by_name_type_and_range() -> None:

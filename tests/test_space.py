@@ -52,6 +52,7 @@ def test_other_errors_pass_unchanged(tmp_path: Path) -> None:
         raise PermissionError(errno.EACCES, "no")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not can_mount(), reason="needs root, for a file system of 1 MiB")
 def test_weights_that_do_not_fit_are_an_error_and_not_a_bus_error(tmp_path: Path) -> None:
     full, big = tmp_path / "full", tmp_path / "big"

@@ -1,4 +1,4 @@
-"""Names of the tasks, rewards, agent loops and storages that come with tqppo. Imports no torch.
+"""Names of the tasks, rewards and agent loops that come with tqppo. Imports no torch.
 
 The config's checks look names up here, and the rooms that implement them build on the same tables.
 """
@@ -19,7 +19,6 @@ TASKS: dict[str, dict[str, int | str]] = {  # task → its arguments with their 
 }
 REWARDS = ("task", "exact_match", "partial_match", "contains", "gsm8k", "matches", "math", "gym")
 AGENTS = ("single_turn", "tools", "rewrite")
-STORAGES = ("simple", "ray", "transferqueue")
 DATA_FILES = (".jsonl", ".ndjson", ".parquet")
 
 

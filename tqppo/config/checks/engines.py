@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import cache
 
 from tqppo import plugins
-from tqppo.builtin import AGENTS, STORAGES
+from tqppo.builtin import AGENTS
 from tqppo.config.checks.registry import Context, check
 from tqppo.config.diagnostics import Diagnostic
 from tqppo.config.read.nearest import did_you_mean
@@ -15,8 +15,8 @@ from tqppo.engines.capabilities import BUILT_IN, capabilities_of, instead_of
 
 @cache
 def installed(kind: str) -> list[str]:
-    """Names of back ends: the registered ones, then the built-in ones that a checkout without installation lacks."""
-    return list(dict.fromkeys([*plugins.names(kind), *(BUILT_IN if kind == "rollout" else STORAGES)]))
+    """Names of the registered back ends."""
+    return plugins.names(kind)
 
 
 def unknown_backend(context: Context, key: str, kind: str) -> Iterator[Diagnostic]:
