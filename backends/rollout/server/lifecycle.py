@@ -34,6 +34,7 @@ class ServerLifecycle:
     def __init__(self, api: ServerApi, prepare: Callable[[EngineServer], Awaitable[None]]) -> None:
         self._api, self._prepare, self._spec = api, prepare, api.spec
         self._current: asyncio.Task[EngineServer] | None = None
+        self._dead: EngineServer | None = None  # the one before the current server
         self._restarts = 0
 
     @property
@@ -75,6 +76,8 @@ class ServerLifecycle:
         current.cancel()
         with contextlib.suppress(asyncio.CancelledError, TqppoError):
             await (await current).close()
+        if self._dead is not None:
+            await self._dead.close()  # the task that replaces it may have been cancelled before it did so
         return True
 
     def _replace(self, dead: EngineServer) -> None:
@@ -83,6 +86,7 @@ class ServerLifecycle:
         if current is None or not current.done() or current.cancelled() or current.exception() is not None:
             return
         if current.result() is dead:
+            self._dead = dead
             self._current = asyncio.ensure_future(self._boot_again(dead))
             # Marks the exception as retrieved, since there may be no request that awaits the task.
             self._current.add_done_callback(lambda task: task.cancelled() or task.exception())

@@ -246,7 +246,7 @@ def test_beyond_loopback_a_token_is_needed_and_nothing_survives_the_sigkill_of_t
     processes = [psutil.Process(printed["pid"]), *psutil.Process(printed["pid"]).children(recursive=True)]
     assert len(processes) >= 3
     os.kill(host.pid, signal.SIGKILL)
-    host.wait()
+    host.communicate()
     assert_gone(processes)
     assert not Path(printed["scratch"]).exists()
 
