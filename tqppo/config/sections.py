@@ -210,9 +210,9 @@ class AlgorithmSection(Section):
     clip_low: NonNegativeFloat = 0.2
     """Ratios under 1 − clip_low are clipped. dppo_tv, dppo_kl: most that the probability of a token may fall."""
     clip_high: NonNegativeFloat = 0.2
-    """Ratios over 1 + clip_high are clipped; larger than clip_low is DAPO's clip-higher. dppo_*: most it may rise."""
+    """Ratios over 1 + clip_high are clipped; DAPO's clip-higher sets it above clip_low. dppo_*: most it may rise."""
     clip_dual: Annotated[float, Field(ge=0)] = 3.0
-    """Dual clip: bounds the loss of negative advantages to this · |advantage|, in dppo_* the ratio. Above 1; 0: off."""
+    """Dual clip: bounds the loss of negative advantages to this · |advantage| (dppo_*: the ratio). Above 1; 0: off."""
     sapo_tau_positive: PositiveFloat = 1.0
     """SAPO's temperature for positive advantages."""
     sapo_tau_negative: PositiveFloat = 1.05
