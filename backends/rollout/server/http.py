@@ -90,6 +90,8 @@ class EngineServer:
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     async def _send(self, method: str, path: str, content: bytes | None, deadline: float) -> Response:
+        if self._session.closed:  # between two attempts of one request
+            raise EngineError(f"{self.name} was closed") if self.is_alive else self.death()
         task = asyncio.ensure_future(self._exchange(method, path, content))
         ends: list[asyncio.Future[Response] | asyncio.Future[int]] = [task]
         if self.process is not None:
@@ -123,7 +125,7 @@ class EngineServer:
     async def is_healthy(self) -> bool:
         try:
             answer = await self._send("GET", "/health", None, time.monotonic() + 20)
-        except (*BROKEN, asyncio.TimeoutError, ServerDied):
+        except (*BROKEN, asyncio.TimeoutError, EngineError):
             return False
         return answer.status == 200
 

@@ -236,6 +236,17 @@ def test_a_server_that_never_becomes_healthy_is_ended_at_the_deadline(tmp_path: 
     assert set(descendants(os.getpid())) <= before
 
 
+def test_a_request_to_a_closed_server_is_an_engine_error(tmp_path: Path) -> None:
+    async def work(engine: SmallEngine) -> None:
+        server = await engine.servers.live()
+        await server.close()
+        with pytest.raises(EngineError, match="ended with code"):
+            await server.ask("GET", "/weights", timeout_s=5)
+        assert not await server.is_healthy()
+
+    run(SmallEngine(spec(tmp_path)), work)
+
+
 def test_a_request_that_takes_too_long_fails_at_its_deadline(tmp_path: Path) -> None:
     async def work(engine: SmallEngine) -> None:
         with pytest.raises(EngineError, match="did not answer within"):
