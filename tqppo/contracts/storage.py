@@ -29,7 +29,7 @@ def cluster() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def shared_queue(cluster: None, backend_name: str) -> Iterator[Queue]:
-    queue = Queue.create(backend_name, budget_bytes=256 * MIB, timeout_s=30)
+    queue = Queue.create(backend_name, budget_bytes=256 * MIB, timeout_s=90)
     yield queue
     queue.close()
 
