@@ -16,3 +16,6 @@ def cli(tmp_path: Path) -> Iterator[Cli]:
     for process in cli.started:
         if process.poll() is None:
             process.kill()
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()

@@ -78,8 +78,10 @@ def sample(worker: RolloutWorker, count: int = 3, **task: Any) -> None:
 
     async def run() -> None:
         await worker.start()
-        await worker.generate(prompts(count), Assignment(**settings))
-        await worker.close()
+        try:
+            await worker.generate(prompts(count), Assignment(**settings))
+        finally:
+            await worker.close()
 
     asyncio.run(run())
 
