@@ -1,4 +1,4 @@
-"""What a policy says of tokens: their log-probabilities and entropies, from hidden states, in chunks of the vocabulary."""
+"""What a policy says of tokens, from hidden states: log-probabilities and entropies, in chunks of the vocabulary."""
 
 from __future__ import annotations
 
