@@ -13,6 +13,8 @@ from tqppo.config.plan.shapes import ModelShape, shape_of, tiny_shape
 from tqppo.config.sections import Config, OptimizerSection
 from tqppo.dataflow import Features, Stage
 
+WHOLE_VOCABULARY = ("forward_kl", "reverse_kl")  # losses that compare all tokens of the vocabulary
+
 # -- what the run computes ---------------------------------------------------------------------------------------------
 
 
@@ -43,6 +45,8 @@ def features(config: Config) -> Features:
     """The settings that decide which stages and columns the run has."""
     algorithm, distillation = config.algorithm, config.distillation
     policy, teachers = has_policy_loss(config), has_teachers(config)
+    by_policy_gradient = teachers and distillation.update == "policy_gradient"
+    compares_policies = policy or by_policy_gradient
     return Features(
         has_policy_loss=policy,
         has_critic=has_critic(config),
@@ -51,15 +55,16 @@ def features(config: Config) -> Features:
         recomputes_old_logprobs=algorithm.old_logprobs == "recompute",
         kl_in_reward=kl_in_reward(config),
         kl_in_loss=kl_in_loss(config),
-        has_correction_weights=algorithm.correction != "none",
-        has_loss_mask=algorithm.reject != "none",
+        has_correction_weights=compares_policies and algorithm.correction != "none",
+        has_loss_mask=compares_policies and algorithm.reject != "none",
         has_session_weights=algorithm.aggregate == "session-mean",
         has_greedy_baseline=policy and algorithm.advantage == "remax",
         has_token_baseline=policy and algorithm.advantage.endswith("optimal_token_baseline"),
         filters_groups=algorithm.filter_groups,
         has_teachers=teachers and bool(config.teachers),
         teacher_top_k=distillation.top_k if teachers and distillation.loss.endswith("_topk") else 0,
-        distills_by_policy_gradient=teachers and distillation.update == "policy_gradient",
+        teacher_hidden=teachers and distillation.loss in WHOLE_VOCABULARY,
+        distills_by_policy_gradient=by_policy_gradient,
     )
 
 
