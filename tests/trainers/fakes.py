@@ -19,9 +19,9 @@ from tqppo.dataflow import Features, Stage
 from tqppo.protocols import Metrics, WeightSource
 from tqppo.queue.client import Queue
 from tqppo.queue.meta import BatchMeta, Jagged
+from tqppo.rollout.teachers.figures import RolloutReport
 from tqppo.run import configure
 from tqppo.run.build import start_groups
-from tqppo.rollout.teachers.figures import RolloutReport
 from tqppo.run.compose import Processes, make_stages, make_trainer
 from tqppo.run.configure import RunPaths
 from tqppo.trainers.stages import Clock, Stages, Trainer
