@@ -195,8 +195,11 @@ class Mode:
     trainer: str  # `module:Class`, imported when a run is built
     stages: tuple[Stage, ...]
     advantage: str = "grpo"  # the estimator unless the config names one
-    has_critic: bool = False
     has_teachers: bool = False
+
+    @property
+    def has_critic(self) -> bool:
+        return any(stage.name.startswith("critic.") for stage in self.stages)
 
 
 _BEFORE_ADVANTAGES = (GENERATE, SCORE, OLD_LOGPROBS, REFERENCE_LOGPROBS)
@@ -210,7 +213,6 @@ MODES: dict[str, Mode] = {
             "tqppo.trainers.ppo:PpoTrainer",
             (*_BEFORE_ADVANTAGES, VALUES, ESTIMATE, CRITIC_UPDATE, ACTOR_UPDATE),
             advantage="gae",
-            has_critic=True,
         ),
         Mode(
             "grpo",

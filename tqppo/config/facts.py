@@ -100,7 +100,7 @@ def worker_roles(config: Config) -> dict[str, int]:
     found = {role: optimizer_of(config, role).ranks for role in learning_roles(config)}
     if has_own_reference(config):
         found["reference"] = config.reference.ranks
-    if config.reward_model.path:
+    if features(config).has_reward_model:
         found["reward_model"] = config.reward_model.ranks
     return found
 

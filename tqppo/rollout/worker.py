@@ -17,6 +17,7 @@ from tqppo.data.prompts import Prompt
 from tqppo.errors import DataError, EngineError
 from tqppo.protocols import EngineSpec, RolloutEngine, WeightSource
 from tqppo.queue.client import Queue
+from tqppo.ray_calls import this_node
 from tqppo.rewards.scorer import Scorer, ScorerSpec
 from tqppo.rollout.assignment import Assignment
 from tqppo.rollout.loops.base import AgentLoop, Session, Trajectory, load_loop
@@ -41,7 +42,7 @@ class RolloutSpec:
     weight_sync: str = "auto"
 
 
-class Decoder(Protocol):
+class TextDecoder(Protocol):
     """The part of a tokenizer that the worker uses."""
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str: ...
@@ -64,10 +65,10 @@ class RolloutWorker:
         from transformers import AutoTokenizer
 
         loaded = AutoTokenizer.from_pretrained(self.spec.tokenizer, trust_remote_code=self.spec.trust_remote_code)
-        self.tokenizer = cast(Decoder, loaded)
+        self.tokenizer = cast(TextDecoder, loaded)
         self.scorer = Scorer(self.spec.reward)
         await self.engine.start()
-        return ray.get_runtime_context().get_node_id() if ray.is_initialized() else ""
+        return this_node() if ray.is_initialized() else ""
 
     async def generate(self, prompts: Sequence[tuple[int, Prompt]], task: Assignment) -> None:
         """Sample every session of these (order, prompt) pairs; returns when all groups are in the queue."""
