@@ -203,9 +203,9 @@ def start_teachers(
     config: Config, paths: RunPaths, queue: Queue, vocabulary: int, stack: ExitStack
 ) -> TeacherPool | None:
     """The teachers of the config, starting; None in modes without."""
-    if not facts.has_teachers(config):
+    setups = configure.teacher_setups(config, paths, vocabulary=vocabulary)
+    if not setups:
         return None
-    setups = [configure.teacher_setup(config, paths, name, vocabulary=vocabulary) for name in config.teachers]
     teachers = TeacherPool(setups, queue, configure.teacher_routing(config))
     stack.callback(teachers.close)
     teachers.start()

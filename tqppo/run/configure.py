@@ -215,7 +215,13 @@ def distill_spec(config: Config, paths: RunPaths, special_ids: tuple[int, ...]) 
 # -- teachers ----------------------------------------------------------------------------------------------------------
 
 
-def teacher_setup(config: Config, paths: RunPaths, name: str, *, vocabulary: int) -> TeacherSetup:
+def teacher_setups(config: Config, paths: RunPaths, *, vocabulary: int) -> list[TeacherSetup]:
+    """The teachers in the config's order; none in modes without."""
+    names = config.teachers if facts.has_teachers(config) else ()
+    return [_teacher_setup(config, paths, name, vocabulary) for name in names]
+
+
+def _teacher_setup(config: Config, paths: RunPaths, name: str, vocabulary: int) -> TeacherSetup:
     """One teacher: its replicas get the values of its own section, and nothing else."""
     teacher, distillation, features = config.teachers[name], config.distillation, facts.features(config)
     able = capabilities_of(teacher.backend)
