@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -55,10 +56,13 @@ def full_disk(error: OSError) -> OutOfSpace | None:
     cause = getattr(error, "cause", error)  # Ray's wrapper of a worker's error
     if not isinstance(cause, OSError) or cause.errno not in FULL:
         return None
-    folder = Path(os.fsdecode(cause.filename)).absolute().parent if cause.filename else None
+    name = cause.filename2 or cause.filename  # of a copy: where to, or else where from
+    folder = Path(os.fsdecode(name)).absolute().parent if name else None
     if folder is not None and folder.exists():
         return out_of_space(folder, 0, cause)
-    return OutOfSpace(f"a file system is full: {cause}")
+    places = [place for place in (Path.cwd(), Path(tempfile.gettempdir()), Path("/dev/shm")) if place.is_dir()]
+    free = ", ".join(f"{shutil.disk_usage(place).free} bytes in {place}" for place in places)
+    return OutOfSpace(f"a file system is full: {cause.strerror}. Free: {free}")
 
 
 def require(folder: Path, num_bytes: int) -> None:

@@ -76,8 +76,9 @@ def test_a_fresh_lease_of_another_machine_is_respected(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [".lock"]
 
 
-def test_a_lease_that_was_not_renewed_is_taken_over(tmp_path: Path) -> None:
-    of_another_machine(tmp_path, age_s=120)
+@pytest.mark.parametrize("age_s", [120, -3600])  # an hour ahead: the clock was set back, and nothing renews it since
+def test_a_lease_that_was_not_renewed_is_taken_over(tmp_path: Path, age_s: float) -> None:
+    of_another_machine(tmp_path, age_s=age_s)
     with RunLock(tmp_path):
         pass
 

@@ -38,12 +38,14 @@ class Attempt:
     lock: RunLock
     verbosity: int
 
-    def run(self) -> int:
-        logs = self.folder.next_attempt()
+    def __post_init__(self) -> None:
         self.start = self.checkpoint.step if self.checkpoint else 0
         self.store = self._store()
+
+    def run(self) -> int:
+        logs = self.folder.next_attempt()
         if self.checkpoint:
-            self._go_back()
+            self.go_back()
         self.display = Display(
             self.folder.name,
             subtitle=f"{self.config.mode} · {self.config.model.path} · {self.config.rollout.backend}",
@@ -75,7 +77,7 @@ class Attempt:
             check=self.lock.check,
         )
 
-    def _go_back(self) -> None:
+    def go_back(self) -> None:
         """Bring the run's files back to the step of the checkpoint: first the checkpoints, so that a kill in between
         leaves metrics of too many steps, which the next resume cuts, and not of too few."""
         self.store.remove_partial()
@@ -92,6 +94,8 @@ class Attempt:
             self.lock.check()
             self.store.remove_partial()
             self.events.write("end", exit_code=code)
+            with suppress(OutOfSpace):  # the user knows; there may be room now that nothing partial is left
+                self.metrics.flush()
 
     def _stopping(self, name: str) -> None:
         what = "finishing this step, then saving" if self.is_training else "stopping before the first step"

@@ -113,6 +113,8 @@ class RunLock:
             except FileNotFoundError:  # deleted by hand
                 self._take_again()
                 return
+            except OSError:  # the file system does not answer; the write that follows says why
+                return
         if not is_same_file or holder is None or holder.token != self._token:
             raise LockLost(
                 f"{self.path.parent} was taken over by {holder or 'another process'} while this process was stopped or "
@@ -135,7 +137,8 @@ class RunLock:
                 "with the run: copy it to where it is, or start a new run from its config"
             ) from None
         try:
-            self._take(descriptor)
+            with space.explained(self.path.parent, 0):
+                self._take(descriptor)
         except BaseException:
             os.close(descriptor)
             raise
@@ -202,7 +205,7 @@ class RunLock:
             now = probe.stat().st_mtime
         finally:
             probe.unlink(missing_ok=True)
-        return now - os.fstat(descriptor).st_mtime < self._expires_s
+        return abs(now - os.fstat(descriptor).st_mtime) < self._expires_s  # the file system's clock may be set back
 
     def _refusal(self, holder: Holder | None) -> PreflightError:
         elsewhere = ""
