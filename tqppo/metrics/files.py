@@ -53,7 +53,7 @@ def read(path: str | Path) -> list[Line]:
 def cut(path: str | Path, last_step: int) -> str:
     """Remove the lines after step `last_step`, and an incomplete last line, before a run resumes from there.
 
-    Lines that are damaged are left out. The file as it was is then kept beside it, and the returned text says so.
+    Lines that are damaged are left out. The original is then kept beside the file, and the returned text names it.
     """
     path = Path(path)
     if not path.exists():

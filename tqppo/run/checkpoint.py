@@ -96,7 +96,7 @@ class CheckpointStore:
             shutil.rmtree(path)
 
     def steps(self) -> list[int]:
-        """Steps that have a folder, oldest first; whether they are complete is for `open_checkpoint` to say."""
+        """Steps that have a folder, oldest first; `open_checkpoint` finds out whether they are complete."""
         return sorted(int(path.name[len(PREFIX) :]) for path in self.folder.glob(f"{PREFIX}*") if _is_step(path))
 
     def newest(self, warn: Callable[[str], None] = lambda message: None) -> Checkpoint:

@@ -1,6 +1,6 @@
 """One process at a time works on a run: a lock on its folder, on shared file systems too. No torch.
 
-The lock file says who holds it, and `flock` is the proof on one machine: the kernel releases it when the process ends,
+The lock file names its holder, and `flock` is the proof on one machine: the kernel releases it when the process ends,
 however it ends. Network file systems do not always carry `flock` from one machine to another, so the holder also renews
 the file's time stamp, and a holder on another machine counts as alive while the stamp is fresh.
 """
@@ -27,7 +27,7 @@ EXPIRES_S = 60.0  # a holder on another machine that has not renewed its lease f
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who holds the lock."""
+    """The process that holds the lock."""
 
     pid: int
     host: str
