@@ -60,7 +60,7 @@ def declared() -> dict[str, Column]:
 
 
 def custom() -> tuple[Column, ...]:
-    """What was declared besides our own; queue handles carry these to other processes."""
+    """Columns that others declared besides those of tqppo; queue handles carry them to other processes."""
     return tuple(column for name, column in _DECLARED.items() if name not in _OWN)
 
 

@@ -54,7 +54,7 @@ class LockLost(TqppoError):
 
 
 class DataError(TqppoError):
-    """A dataset, a prompt or a reward function is not what it should be."""
+    """A dataset, a prompt or a reward function is invalid."""
 
 
 class QueueError(TqppoError):
@@ -70,7 +70,7 @@ class DataLost(QueueError):
 
 
 class EngineError(TqppoError):
-    """A rollout engine died or answered nonsense; the message carries the tail of its log."""
+    """A rollout engine died, or its answer is invalid; the message carries the end of its log."""
 
 
 class WorkerError(TqppoError):

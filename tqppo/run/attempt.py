@@ -124,7 +124,7 @@ class Attempt:
                 first_step=self.start + 1 if self.checkpoint else 0,
             )
             stack.callback(self.trackers.close)
-            stack.callback(stop.ignore)  # the first of all that takes down
+            stack.callback(stop.ignore)  # runs first when the stack closes
             loop = self._loop(run, stop)
             self.is_training = True
             code = loop.run(self.start)

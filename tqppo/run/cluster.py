@@ -1,4 +1,4 @@
-"""Ray for one run: a private one on this machine, or a cluster that is there already; gone afterwards.
+"""Ray for one run: a private one on this machine that ends with the run, or a cluster that runs already.
 
 Imported only by `train` and `resume`.
 """
@@ -80,7 +80,7 @@ def _check_answers(address: str) -> None:
 
 
 def _quiet() -> None:
-    """Workers keep this process's priority, and do not report usage."""
+    """Set Ray's defaults: workers keep this process's priority, and no usage is reported."""
     os.environ.setdefault("RAY_worker_niceness", "0")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")

@@ -120,7 +120,7 @@ def kl_controller(config: Config) -> Controller:
 
 
 def make_probe(config: Config, actor: Group[Actor], vocabulary: int) -> Callable[[], Probe]:
-    """After each weight sync: the trainer's log-probabilities of one fixed sequence, for the engine to agree with."""
+    """Returns a function that scores one fixed sequence with the trainer: engines must agree after a weight sync."""
     length = min(PROBE_TOKENS, facts.context_tokens(config))
     tokens = [(7 * i * i + 3 * i + config.run.seed) % vocabulary for i in range(length)]
     tolerance = TOLERANCE["float32"] if config.model.dtype in ("auto", "float32") else 0.1

@@ -46,7 +46,7 @@ def this_machine() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who holds the lock. `token` is new each time that it is taken."""
+    """The process that holds the lock. `token` is new each time that it is taken."""
 
     pid: int
     host: str

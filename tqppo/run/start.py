@@ -23,7 +23,7 @@ from tqppo.run.checkpoint import Checkpoint, CheckpointStore, find_run
 from tqppo.run.folder import RunFolder, new_run
 from tqppo.run.lock import RunLock
 
-# What a resumed run may change: how long it goes on, what it writes, how patient it is. Nothing that it computes.
+# Settings that a resume may change: length, outputs and deadlines. None of them changes a result.
 MAY_CHANGE = (
     "run.max_steps",
     "run.dir",

@@ -77,7 +77,7 @@ class RolloutStage:
     clock: Clock
     assignment: Assignment
     num_prompts: int
-    probe: Callable[[], Probe | None]  # what the trainer says of a fixed sequence, to compare the engines with
+    probe: Callable[[], Probe | None]  # the trainer's log-probabilities of a fixed sequence, for the engines to match
 
     def generate(self, step: int) -> tuple[BatchMeta, Metrics]:
         """Sample whole groups; returns their rows in canonical order."""

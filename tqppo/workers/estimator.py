@@ -56,7 +56,7 @@ class Estimator:
         self.tokenizer: Any = None
 
     def ready(self) -> None:
-        """Return once the process is there."""
+        """Return once the process has started."""
 
     def estimate(self, batch: BatchMeta, kl_coef: float) -> tuple[tuple[str, ...], Metrics]:
         """Put advantages on the rows, where there is a policy loss, and the other columns that the config asks for.
@@ -188,7 +188,7 @@ class Estimator:
 
 
 def describe_rows(tags: Sequence[Any]) -> RowGroups:
-    """Who belongs to whom, from the tags: prompts and sessions numbered in the order of their first row."""
+    """The group and session of each row, from the tags; both are numbered in the order of their first row."""
     groups: dict[str, int] = {}
     sessions: dict[tuple[str, int], int] = {}
     last: dict[int, tuple[int, int]] = {}  # session → (highest trajectory, its row)
