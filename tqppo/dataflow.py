@@ -88,6 +88,12 @@ class Stage:
         return tuple(name for name, applies in self.writes_when.items() if applies(features))
 
 
+_TEACHER_COLUMNS: Flow = {
+    "teacher_ids": lambda f: f.has_teachers and f.teacher_top_k > 0,
+    "teacher_logprobs": lambda f: f.has_teachers and not f.teacher_hidden,
+    "teacher_hidden": lambda f: f.has_teachers and f.teacher_hidden,
+    "teacher_index": lambda f: f.has_teachers,
+}
 GENERATE = Stage(
     "rollout.generate",
     # Groups are chosen while the batch is collected, so a filter can only use scores that exist by then.
@@ -98,10 +104,7 @@ GENERATE = Stage(
         "rollout_logprobs",
         "reward",
         baseline_reward=lambda f: f.has_greedy_baseline,
-        teacher_ids=lambda f: f.has_teachers and f.teacher_top_k > 0,
-        teacher_logprobs=lambda f: f.has_teachers and not f.teacher_hidden,
-        teacher_hidden=lambda f: f.has_teachers and f.teacher_hidden,
-        teacher_index=lambda f: f.has_teachers,
+        **_TEACHER_COLUMNS,
     ),
 )
 SCORE = Stage(
@@ -174,11 +177,12 @@ ACTOR_UPDATE = Stage(
         correction_weights=lambda f: f.has_correction_weights,
         loss_mask=lambda f: f.has_loss_mask,
         session_weight=lambda f: f.has_session_weights,
-        teacher_ids=lambda f: f.has_teachers and f.teacher_top_k > 0,
-        teacher_logprobs=lambda f: f.has_teachers and not f.teacher_hidden,
-        teacher_hidden=lambda f: f.has_teachers and f.teacher_hidden,
-        teacher_index=lambda f: f.has_teachers,
+        **_TEACHER_COLUMNS,
     ),
+)
+DIVERGENCE = Stage(  # of validation, which no step has
+    "actor.divergence",
+    reads_when=_columns("tokens", "response_mask", **_TEACHER_COLUMNS),
 )
 
 
