@@ -13,10 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from transformers import AutoModelForCausalLM
-from workers.taught import CASES, LOSSES, SPECIAL, Class, columns_for, gradient, plain_divergence
+from workers.taught import CASES, SPECIAL, Class, columns_for, gradient, plain_divergence
 
 from tqppo.algorithms.layout import to_nested
-from tqppo.errors import ConfigError
 from tqppo.workers.student import Student
 
 Rows = dict[str, Any]

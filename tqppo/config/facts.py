@@ -154,6 +154,12 @@ def model_shape(config: Config) -> ModelShape | None:
     )
 
 
+def compute_dtype(config: Config) -> str:
+    """The type that models compute in."""
+    on_gpu = bool(config.cluster.gpus_per_node)
+    return config.model.dtype if config.model.dtype != "auto" else ("bfloat16" if on_gpu else "float32")
+
+
 def data_sources(config: Config) -> list[str]:
     return [config.data.train] if isinstance(config.data.train, str) else list(config.data.train)
 
@@ -207,4 +213,3 @@ def teacher_needs_tokens(config: Config, name: str) -> int:
 def routes_rows(config: Config) -> bool:
     """Whether a column chooses the teacher of a row. A single teacher without `match` scores all rows."""
     return len(config.teachers) > 1 or any(teacher.match for teacher in config.teachers.values())
-

@@ -181,7 +181,7 @@ RULES: tuple[Rule, ...] = (
         ("distillation.route_by",),
         lambda c: not has_teachers(c) or routes_rows(c),
         "there is one teacher, and it scores every row",
-        ("teachers", "mode"),
+        ("mode",),
         "add a teacher, or set teachers.NAME.match",
     ),
     Rule(
