@@ -17,6 +17,7 @@ from tqppo.data.prompts import Prompt
 from tqppo.errors import DataError, EngineError
 from tqppo.protocols import EngineSpec, RolloutEngine, WeightSource
 from tqppo.queue.client import Queue
+from tqppo.ray_calls import this_node
 from tqppo.rewards.scorer import Scorer, ScorerSpec
 from tqppo.rollout.assignment import Assignment
 from tqppo.rollout.loops.base import AgentLoop, RunsSessions, Session, Trajectory, load_loop
@@ -64,7 +65,7 @@ class RolloutWorker:
         if isinstance(self.loop, AgentLoop):
             await self.loop.start(self.chat)
         await self.engine.start()
-        return ray.get_runtime_context().get_node_id() if ray.is_initialized() else ""
+        return this_node() if ray.is_initialized() else ""
 
     async def generate(self, prompts: Sequence[tuple[int, Prompt]], task: Assignment) -> None:
         """Sample every session of these (order, prompt) pairs; returns when all groups are in the queue."""
@@ -140,10 +141,10 @@ class RolloutWorker:
 
     async def close(self) -> None:
         try:
-            if isinstance(self.loop, AgentLoop):
-                await self.loop.close()
             await self.engine.close()
         finally:
             self.copies.close()
+            if isinstance(self.loop, AgentLoop):
+                await self.loop.close()
             if self.scorer is not None:
                 self.scorer.close()
