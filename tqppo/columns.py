@@ -117,6 +117,8 @@ class RowTags(RowIdentity, total=False):
     weight_version: int
     source: str  # of the prompt's dataset
     extra: dict[str, float]  # further numbers of the reward function
+    metrics: dict[str, float]  # of the trajectory, by its agent loop
+    counts: dict[str, float]  # of the session, on its last row: tool calls and the like
     baseline: float  # reward of the prompt's greedy session
     is_padding: bool
     answer: str  # validation only: what the row answered, cut to a few characters

@@ -273,11 +273,24 @@ def score_metrics(tags: Sequence[Mapping[str, Any]]) -> Metrics:
 
 
 def tag_metrics(tags: Sequence[Mapping[str, Any]]) -> Metrics:
-    """Turns and the reward function's further numbers, over sessions (by their last row)."""
+    """Turns and the reward function's further numbers, over sessions (by their last row); what agent loops count."""
     last = {(tag["uid"], tag["session"]): tag for tag in tags}
     extras: dict[str, list[float]] = {}
     for tag in last.values():
         for name, value in tag.get("extra", {}).items():
             extras.setdefault(name, []).append(value)
     found = spread("training/num_turns", [float(tag["turns"]) for tag in last.values()])
-    return found | {f"reward/{name}/mean": sum(values) / len(values) for name, values in extras.items()}
+    found |= {f"reward/{name}/mean": sum(values) / len(values) for name, values in extras.items()}
+    return found | agent_metrics(tags, num_sessions=len(last))
+
+
+def agent_metrics(tags: Sequence[Mapping[str, Any]], *, num_sessions: int) -> Metrics:
+    """Turns per session over its trajectories, the sums of sessions' counters, the means of trajectories' numbers."""
+    found = {"agent/turns": sum(tag["turns"] for tag in tags) / num_sessions, "agent/retokenized_tokens": 0.0}
+    means: dict[str, list[float]] = {}
+    for tag in tags:
+        for name, value in tag.get("counts", {}).items():
+            found[name] = found.get(name, 0.0) + value
+        for name, value in tag.get("metrics", {}).items():
+            means.setdefault(name, []).append(value)
+    return found | {f"agent/{name}/mean": sum(values) / len(values) for name, values in means.items()}
