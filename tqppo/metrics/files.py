@@ -9,9 +9,11 @@ import json
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from tqppo import space
+from tqppo.metrics.events import Event
 from tqppo.protocols import Metrics
 
 Line = dict[str, float | None]  # one line of metrics.jsonl; null stands for a value that was not finite
@@ -29,7 +31,7 @@ class MetricsLog:
 
 
 class EventLog:
-    """Appends one line per event: start, checkpoint, failure, end."""
+    """Appends one line per event: start, what the driver reports, warnings, end."""
 
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
@@ -37,6 +39,10 @@ class EventLog:
     def write(self, event: str, **fields: object) -> None:
         stamp = {"time": round(time.time(), 3), "event": event}
         space.append(self._path, json.dumps({**stamp, **fields}, default=str).encode() + b"\n")
+
+    def report(self, event: Event) -> None:
+        """Append a typed event, with its fields under their names."""
+        self.write(event.name, **asdict(event))
 
 
 def line(step: int, metrics: Mapping[str, float]) -> bytes:
