@@ -15,7 +15,8 @@ from tqppo.queue.client import Queue
 from tqppo.rewards.scorer import ScorerSpec
 from tqppo.rollout import worker as worker_module
 from tqppo.rollout.assignment import Assignment
-from tqppo.rollout.loops.base import Session, Trajectory, counter_seed
+from tqppo.rollout.session import Session, counter_seed
+from tqppo.rollout.trajectory import Trajectory
 from tqppo.rollout.worker import RolloutSpec, RolloutWorker
 
 

@@ -20,9 +20,13 @@ from tqppo.protocols import Metrics, WeightSource
 from tqppo.queue.client import Queue
 from tqppo.queue.meta import BatchMeta, Jagged
 from tqppo.rollout.writer import group_marker
-from tqppo.run.compose import Processes, StageGroups, make_stages, make_trainer
+from tqppo.run import configure
+from tqppo.run.build import start_groups
+from tqppo.run.compose import Processes, make_stages, make_trainer
+from tqppo.run.configure import RunPaths
 from tqppo.trainers.stages import Clock, Stages, Trainer
 from tqppo.workers.process.bridge import stage_of
+from tqppo.workers.specs import RoleSpec
 
 PROMPT, RESPONSE = 3, 2  # tokens
 
@@ -136,7 +140,9 @@ class FakeEstimator:
 
 @dataclass
 class FakeRun:
-    """A run whose stages and trainer are the real ones, and whose processes are the fakes above."""
+    """A run whose stages and trainer are the real ones, and whose processes are the fakes above.
+
+    `roles` are the worker groups that building the run started, with their ranks."""
 
     config: Config
     queue: Queue
@@ -164,13 +170,16 @@ def fake_run(queue: Queue, preset: str | None, *overrides: str, **options: Any) 
     assert compilation.config is not None, compilation.diagnostics
     config = compilation.config
     features, log, clock = facts.features(config), Log(), Clock()
-    roles = facts.worker_roles(config)
+    paths = RunPaths("model", "tokenizer", Path("logs"), "published")
+    roles: dict[str, int] = {}
 
-    def group(role: str) -> Any:
-        return FakeGroup(role, queue, features, log) if role in roles else None
+    def start(role: str, worker_class: type, spec: RoleSpec, ranks: int) -> Any:
+        roles[role] = ranks
+        return FakeGroup(role, queue, spec.features, log)
 
-    groups = StageGroups(group("actor"), group("critic"), group("reference"), group("reward_model"))
+    groups = start_groups(config, paths, start)
     engines = FakeEngines(queue, features, config.rollout.group_size, log)
-    processes = Processes(queue, groups, engines, FakeEstimator(queue, features, log))
+    estimator = FakeEstimator(queue, configure.estimator_spec(config, paths).features, log)
+    processes = Processes(queue, groups, engines, estimator)
     stages = make_stages(config, processes, draw_prompts(), clock, vocabulary=256, **options)
     return FakeRun(config, queue, log, clock, stages, make_trainer(config, stages), roles, groups.actor)

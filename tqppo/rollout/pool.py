@@ -14,7 +14,7 @@ from tqppo.data.prompts import Prompt
 from tqppo.errors import EngineError
 from tqppo.protocols import WeightSource
 from tqppo.queue.client import Queue
-from tqppo.ray_calls import call, kill, results
+from tqppo.ray_calls import call, close_all, results
 from tqppo.rollout.assignment import Assignment
 from tqppo.rollout.worker import RolloutSpec, RolloutWorker
 from tqppo.weights.send import Sender, SenderClient, start_sender, stop_sender
@@ -87,11 +87,7 @@ class RolloutPool:
 
     def close(self) -> None:
         """Close every replica, and kill those that do not close in time."""
-        calls = [call(worker, RolloutWorker.close) for worker in self.workers]
-        if calls:
-            ray.wait(calls, num_returns=len(calls), timeout=CLOSE_TIMEOUT_S)
-        for worker in self.workers:
-            kill(worker)
+        close_all(self.workers, RolloutWorker.close, CLOSE_TIMEOUT_S)
         self.workers = []
         self._stop_sender()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol, cast
+from typing import cast
 
 import ray
 
@@ -17,9 +17,11 @@ from tqppo.data.prompts import Prompt
 from tqppo.errors import DataError, EngineError
 from tqppo.protocols import EngineSpec, RolloutEngine, WeightSource
 from tqppo.queue.client import Queue
+from tqppo.ray_calls import this_node
 from tqppo.rewards.scorer import Scorer, ScorerSpec
 from tqppo.rollout.assignment import Assignment
-from tqppo.rollout.loops.base import AgentLoop, Session, Trajectory, load_loop
+from tqppo.rollout.loops.base import AgentLoop, RunsSessions, Session, Trajectory, load_loop
+from tqppo.rollout.template import ChatTemplate, Tokenizer
 from tqppo.rollout.writer import GroupWriter, Outcome
 from tqppo.weights.copy import Copies
 from tqppo.weights.send import meeting_place
@@ -42,12 +44,6 @@ class RolloutSpec:
     weight_sync: str = "auto"
 
 
-class Decoder(Protocol):
-    """The part of a tokenizer that the worker uses."""
-
-    def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str: ...
-
-
 class RolloutWorker:
     """Runs sessions on one engine. The constructor starts nothing."""
 
@@ -57,7 +53,7 @@ class RolloutWorker:
         engine = replace(spec.engine, interface=meeting_place()[1])
         self.engine: RolloutEngine = plugins.load("rollout", spec.backend)(engine)
         self.copies = Copies()
-        self.loop: AgentLoop = load_loop(spec.agent, spec.agent_args)
+        self.loop: RunsSessions = load_loop(spec.agent, spec.agent_args)
         self.scorer: Scorer | None = None
 
     async def start(self) -> str:
@@ -65,10 +61,12 @@ class RolloutWorker:
         from transformers import AutoTokenizer
 
         loaded = AutoTokenizer.from_pretrained(self.spec.tokenizer, trust_remote_code=self.spec.trust_remote_code)
-        self.tokenizer = cast(Decoder, loaded)
+        self.chat = ChatTemplate(cast(Tokenizer, loaded))
         self.scorer = Scorer(self.spec.reward)
+        if isinstance(self.loop, AgentLoop):
+            await self.loop.start(self.chat)
         await self.engine.start()
-        return ray.get_runtime_context().get_node_id() if ray.is_initialized() else ""
+        return this_node() if ray.is_initialized() else ""
 
     async def generate(self, prompts: Sequence[tuple[int, Prompt]], task: Assignment) -> None:
         """Sample every session of these (order, prompt) pairs; returns when all groups are in the queue."""
@@ -117,13 +115,19 @@ class RolloutWorker:
             replace(task.sampling, temperature=0.0, top_p=1.0, top_k=0) if is_greedy else task.sampling,
             seed_parts=(task.seed, task.partition, task.step, prompt.uid, index),
             order=(order, index),
+            chat_template=self.chat,
+            max_context_tokens=self.spec.engine.max_context_tokens,
         )
         try:
             trajectories = await self.loop.run(prompt, llm)
+        except asyncio.CancelledError:
+            llm.record.is_cancelled = True
+            raise
         finally:
-            if llm.turn == 0:  # the loop made no request, so the engine must not wait for one
+            if llm.record.num_requests == 0:  # the loop made no request, so the engine must not wait for one
                 self.engine.expect(-1)
-        return await self._score(prompt, index, trajectories)
+        outcome = await self._score(prompt, index, trajectories)
+        return replace(outcome, counts=llm.totals(trajectories))
 
     async def _score(self, prompt: Prompt, index: int, trajectories: list[Trajectory]) -> Outcome:
         if not trajectories:
@@ -131,16 +135,18 @@ class RolloutWorker:
         if len(trajectories) > self.spec.max_trajectories:
             raise ValueError(
                 f"the agent loop returned {len(trajectories)} trajectories for prompt {prompt.uid}, "
-                f"session {index}; rollout.max_trajectories is {self.spec.max_trajectories}"
+                f"session {index}; rollout.max_trajectories is {self.spec.max_trajectories}. A chat template that "
+                "rewrites earlier turns makes one more per turn: `tqppo template check` shows it"
             )
+        last = trajectories[-1]
+        text = last.answer
+        if text is None:
+            text = self.chat.decode(last.response_tokens, special=False)
+        if last.reward is not None:
+            return Outcome(index, trajectories, last.reward, text, {})
         assert self.scorer is not None, "start() comes first"
-        text = self.tokenizer.decode(list(trajectories[-1].response_tokens), skip_special_tokens=True)
         reward = await self.scorer.score(
-            prompt.source,
-            text,
-            prompt.answer,
-            prompt.extra,
-            response_tokens=len(trajectories[-1].response_tokens),
+            prompt.source, text, prompt.answer, prompt.extra, response_tokens=len(last.response_tokens)
         )
         answer = text if reward.prediction is None else reward.prediction
         return Outcome(index, trajectories, reward.score, answer, dict(reward.metrics), reward.drop_group)
@@ -159,5 +165,7 @@ class RolloutWorker:
             await self.engine.close()
         finally:
             self.copies.close()
+            if isinstance(self.loop, AgentLoop):
+                await self.loop.close()
             if self.scorer is not None:
                 self.scorer.close()

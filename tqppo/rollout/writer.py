@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 
 import numpy as np
@@ -18,7 +18,7 @@ from tqppo.data.prompts import Prompt
 from tqppo.queue.client import Queue
 from tqppo.queue.meta import Jagged
 from tqppo.rollout.assignment import Assignment
-from tqppo.rollout.loops.base import Trajectory
+from tqppo.rollout.trajectory import Trajectory
 
 ANSWER_CHARACTERS = 200  # of a validation answer, kept in its tag for maj@k
 GATHER_S = 0.05  # how long a finished group waits for others to share its put: every put costs calls between processes
@@ -34,6 +34,7 @@ class Outcome:
     answer: str
     extra: dict[str, float]
     drop_group: bool = False
+    counts: dict[str, float] = field(default_factory=dict)  # of the session: tool calls and the like
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +151,10 @@ def _row_tags(
     }
     if outcome.extra:
         tags["extra"] = outcome.extra
+    if trajectory.metrics:
+        tags["metrics"] = dict(trajectory.metrics)
+    if outcome.counts and number == len(outcome.trajectories) - 1:
+        tags["counts"] = outcome.counts
     if baseline is not None:
         tags["baseline"] = baseline
     if with_answer:

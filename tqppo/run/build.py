@@ -8,7 +8,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -38,12 +38,12 @@ from tqppo.workers.actor import Actor
 from tqppo.workers.compute.worker import Worker
 from tqppo.workers.critic import Critic
 from tqppo.workers.estimator import RemoteEstimator
-from tqppo.workers.process.group import ProcessResources, WorkerGroup
+from tqppo.workers.process.group import Group, ProcessResources, WorkerGroup
 from tqppo.workers.reference import Reference
 from tqppo.workers.reward_model import RewardModel
 from tqppo.workers.specs import RoleSpec
 
-Announce = Callable[[str], AbstractContextManager[None]]  # shows the user what takes time
+Announce = Callable[[str], AbstractContextManager[object]]  # shows the user what takes time
 START_TIMEOUT_S = 600.0
 W = TypeVar("W", bound=Worker)
 
@@ -64,21 +64,22 @@ def build(
     paths = RunPaths(model, config.model.tokenizer or model, logs, publish_folder(stack))
     tokenizer = load_tokenizer(config, paths)
     queue = make_queue(config, stack)
-    groups = start_groups(config, paths, queue, stack)
+    share = process_shares(config)
+    starter = GroupStarter(queue, ProcessResources(share.cpus, share.gpus), stack)
+    groups = start_groups(config, paths, starter)
     pool = start_pool(config, paths, queue, tokenizer, stack)
     estimator = RemoteEstimator(configure.estimator_spec(config, paths), queue, timeout_s=config.storage.timeout_s + 60)
     sampler = make_sampler(config, tokenizer, announce)
     clock = Clock()
     validator = Validator(pool, queue, clock, validation_prompts(config, tokenizer), validation_task(config))
     with announce("loading the model into its workers"):
-        for group in groups.all:
-            group.ready()
+        starter.ready()
         estimator.ready(START_TIMEOUT_S)
     with announce(f"starting the {config.rollout.backend} engine"):
         pool.ready()
     stages = make_stages(
         config,
-        Processes(queue, groups.for_stages(), pool, estimator),
+        Processes(queue, groups, pool, estimator),
         sampler.next_batch,
         clock,
         trajectories=trajectory_schedule(config, folder),
@@ -127,46 +128,45 @@ def make_queue(config: Config, stack: ExitStack) -> Queue:
     return queue
 
 
-class Startable(Protocol):
-    def ready(self) -> None: ...
+class StartGroup(Protocol):
+    """Starts the worker group of a role with so many ranks."""
+
+    def __call__(self, role: str, worker_class: type[W], spec: RoleSpec, ranks: int) -> Group[W]: ...
 
 
 @dataclass(frozen=True)
-class WorkerGroups:
-    """The worker groups of a run, started."""
+class GroupStarter:
+    """Starts worker groups as Ray actors without waiting for them; `ready` waits for all, `stack` closes them."""
 
-    actor: WorkerGroup[Actor]
-    critic: WorkerGroup[Critic] | None
-    reference: WorkerGroup[Reference] | None
-    reward_model: WorkerGroup[RewardModel] | None
+    queue: Queue
+    resources: ProcessResources
+    stack: ExitStack
+    waits: list[Callable[[], None]] = field(default_factory=list)
 
-    @property
-    def all(self) -> list[Startable]:
-        return [group for group in (self.actor, self.critic, self.reference, self.reward_model) if group is not None]
-
-    def for_stages(self) -> StageGroups:
-        return StageGroups(self.actor, self.critic, self.reference, self.reward_model)
-
-
-def start_groups(config: Config, paths: RunPaths, queue: Queue, stack: ExitStack) -> WorkerGroups:
-    ranks, share = facts.worker_roles(config), process_shares(config)
-    resources = ProcessResources(share.cpus, share.gpus)
-
-    def start(role: str, worker_class: type[W], spec: RoleSpec) -> WorkerGroup[W]:
-        group = WorkerGroup(role, worker_class, ranks=ranks[role], spec=spec, queue=queue, resources=resources)
-        stack.callback(group.close)
+    def __call__(self, role: str, worker_class: type[W], spec: RoleSpec, ranks: int) -> Group[W]:
+        group = WorkerGroup(role, worker_class, ranks=ranks, spec=spec, queue=self.queue, resources=self.resources)
+        self.stack.callback(group.close)
         group.start()
+        self.waits.append(group.ready)
         return group
 
-    return WorkerGroups(
-        actor=start("actor", Actor, configure.actor_spec(config, paths)),
-        critic=start("critic", Critic, configure.critic_spec(config, paths)) if "critic" in ranks else None,
-        reference=start("reference", Reference, configure.reference_spec(config, paths))
-        if "reference" in ranks
-        else None,
-        reward_model=start("reward_model", RewardModel, configure.reward_model_spec(config))
-        if "reward_model" in ranks
-        else None,
+    def ready(self) -> None:
+        for wait in self.waits:
+            wait()
+
+
+def start_groups(config: Config, paths: RunPaths, start: StartGroup) -> StageGroups:
+    """Start a group for each role that the run has."""
+    ranks = facts.worker_roles(config)
+
+    def optional(role: str, worker_class: type[W], make_spec: Callable[[], RoleSpec]) -> Group[W] | None:
+        return start(role, worker_class, make_spec(), ranks[role]) if role in ranks else None
+
+    return StageGroups(
+        actor=start("actor", Actor, configure.actor_spec(config, paths), ranks["actor"]),
+        critic=optional("critic", Critic, partial(configure.critic_spec, config, paths)),
+        reference=optional("reference", Reference, partial(configure.reference_spec, config, paths)),
+        reward_model=optional("reward_model", RewardModel, partial(configure.reward_model_spec, config)),
     )
 
 

@@ -43,7 +43,7 @@ TOLERANCE = {"float32": 1e-3}  # of log-probabilities after a weight sync; small
 
 @dataclass(frozen=True)
 class StageGroups:
-    """The worker groups that stages call, real ones or a test's."""
+    """The worker group of each role that the run has."""
 
     actor: Group[Actor]
     critic: Group[Critic] | None = None
@@ -91,7 +91,7 @@ def make_stages(
         actor=ActorStage(groups.actor, clock, features, facts.mini_batch_rows(config, "actor"), report),
         reference=ReferenceStage(groups.reference, groups.actor, clock, features),
         critic=None if critic is None else CriticStage(critic, clock, facts.mini_batch_rows(config, "critic")),
-        advantages=AdvantageStage(processes.estimator, clock, kl_controller(config), trajectories),
+        advantages=AdvantageStage(processes.estimator, clock, features, kl_controller(config), trajectories),
         critic_only_steps=config.critic.warmup_only_steps,
     )
 

@@ -16,7 +16,7 @@ from tqppo.trainers.stages import Clock, Stages, Trainer
 from tqppo.workers.actor import Actor
 from tqppo.workers.compute.learner import Learner
 from tqppo.workers.critic import Critic
-from tqppo.workers.process.group import WorkerGroup
+from tqppo.workers.process.group import Group
 
 
 class Validator:
@@ -55,8 +55,8 @@ class LiveRun:
     """Everything of a run that lives while it trains."""
 
     queue: Queue
-    actor: WorkerGroup[Actor]
-    critic: WorkerGroup[Critic] | None
+    actor: Group[Actor]
+    critic: Group[Critic] | None
     stages: Stages
     clock: Clock
     trainer: Trainer

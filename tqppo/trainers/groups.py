@@ -34,7 +34,7 @@ class CollectorOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class PromptGroup:
     """The rows of one prompt, and the outcome that its marker gives."""
 
     uid: str
@@ -90,13 +90,13 @@ class Ledger:
 
 
 @dataclass(slots=True)
-class Step:
+class CollectedStep:
     """The groups of one step so far."""
 
     number: int
     num_prompts: int
-    kept: list[Group] = field(default_factory=list)
-    without_signal: list[Group] = field(default_factory=list)  # spare: used if the rounds run out
+    kept: list[PromptGroup] = field(default_factory=list)
+    without_signal: list[PromptGroup] = field(default_factory=list)  # spare: used if the rounds run out
     num_to_replace: int = 0  # groups of the last round that a new prompt should replace
     num_rounds: int = 0
     ledger: Ledger = field(default_factory=Ledger)
@@ -117,7 +117,7 @@ class GroupCollector:
 
     def collect(self, num_prompts: int, generate: Generate, step: int = 0) -> tuple[BatchMeta, Metrics]:
         """A batch of `num_prompts` groups in canonical order; its rows and no others are left in the queue."""
-        found = Step(step, num_prompts)
+        found = CollectedStep(step, num_prompts)
         while found.num_rounds == 0 or (self._wants_more(found) and found.num_rounds < self.options.max_rounds):
             self._round(found, generate)
         groups = self._chosen(found)
@@ -129,10 +129,10 @@ class GroupCollector:
         found.ledger.check()
         return BatchMeta.join([group.rows for group in groups]).in_order(), found.ledger.metrics()
 
-    def _wants_more(self, found: Step) -> bool:
+    def _wants_more(self, found: CollectedStep) -> bool:
         return bool(found.num_missing and (found.num_to_replace or self.options.filter_groups))
 
-    def _round(self, found: Step, generate: Generate) -> None:
+    def _round(self, found: CollectedStep, generate: Generate) -> None:
         """Sample as many new prompts as groups are missing."""
         prompts = self.draw(found.num_missing)
         generate(list(enumerate(prompts, start=found.ledger.dispatched)))
@@ -142,7 +142,7 @@ class GroupCollector:
         for group in self._settled(prompts, found.ledger):
             self._sort(group, found)
 
-    def _settled(self, prompts: Sequence[Prompt], ledger: Ledger) -> list[Group]:
+    def _settled(self, prompts: Sequence[Prompt], ledger: Ledger) -> list[PromptGroup]:
         """The groups of these prompts, in order. Their markers are removed from the queue."""
         uids = [prompt.uid for prompt in prompts]
         markers = self.queue.wait(uids, where={"status": ("finished", "failed", "dropped")})
@@ -158,11 +158,11 @@ class GroupCollector:
             if len(rows[uid]) != tags["rows"]:
                 raise QueueError(f"prompt {uid} wrote {tags['rows']} rows, and the queue has {len(rows[uid])} of them")
         return [
-            Group(uid, tags["status"], tags["error"], everything.take(rows[uid]))
+            PromptGroup(uid, tags["status"], tags["error"], everything.take(rows[uid]))
             for uid, tags in zip(markers.keys, markers.tags, strict=True)
         ]
 
-    def _sort(self, group: Group, found: Step) -> None:
+    def _sort(self, group: PromptGroup, found: CollectedStep) -> None:
         """Keep the group, set it aside, or clear its rows."""
         policy = self.options.on_incomplete
         failed = group.status == "failed" and policy != "keep"
@@ -180,7 +180,7 @@ class GroupCollector:
         else:
             found.kept.append(group)
 
-    def _chosen(self, found: Step) -> list[Group]:
+    def _chosen(self, found: CollectedStep) -> list[PromptGroup]:
         """The groups to train on. Out of rounds, groups without signal keep the batch's size if the config goes on."""
         spare = found.without_signal[: found.num_missing]
         if self._wants_more(found):
@@ -196,7 +196,7 @@ class GroupCollector:
             found.ledger.filtered_rows += self._leave_out(group, found, "dropped", reason)
         return found.kept + spare
 
-    def _leave_out(self, group: Group, found: Step, outcome: LeftOutAs, reason: str) -> int:
+    def _leave_out(self, group: PromptGroup, found: CollectedStep, outcome: LeftOutAs, reason: str) -> int:
         """Remove a group's rows from the queue and report why; returns how many there were."""
         if outcome == "failed":
             found.ledger.failed += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from tqppo.config.diagnostics import Diagnostic, Span
-from tqppo.config.read.assignment import Assignment, SettingsLayer
+from tqppo.config.read.assignment import KeyAssignment, SettingsLayer
 from tqppo.config.read.spans import parse_key, parse_value
 
 ENV_PREFIX = "TQPPO__"
@@ -23,7 +23,7 @@ def override_layer(overrides: Sequence[str]) -> tuple[SettingsLayer, list[Diagno
     return layer, problems
 
 
-def _override(text: str, number: int) -> Assignment | Diagnostic:
+def _override(text: str, number: int) -> KeyAssignment | Diagnostic:
     name, equals, raw = text.partition("=")
     key_span = Span("--set", number, 1, max(1, len(name)), text)
     example = "for example --set actor.lr=1e-4"
@@ -43,7 +43,7 @@ def _override(text: str, number: int) -> Assignment | Diagnostic:
         message = f"--set {name}: not a TOML value: {error}"
         fix = 'quote the whole argument for the shell: --set \'data.train=["a.jsonl", "b.jsonl"]\''
         return Diagnostic("error", "E012", message, value_span, name, found=raw, fix=fix)
-    return Assignment(path, value, key_span, value_span, (), unquoted)
+    return KeyAssignment(path, value, key_span, value_span, (), unquoted)
 
 
 def read_value(raw: str) -> tuple[object, str | None]:
@@ -71,7 +71,7 @@ def environment_layer(environ: Mapping[str, str]) -> SettingsLayer:
             value, unquoted = read_value(raw)
         except ValueError:
             value, unquoted = raw, raw
-        layer.assignments.append(Assignment(path, value, key_span, value_span, (), unquoted))
+        layer.assignments.append(KeyAssignment(path, value, key_span, value_span, (), unquoted))
     return layer
 
 
