@@ -136,3 +136,5 @@ class PromptTags(TypedDict):
     order: int
     rows: int
     error: str  # of the first session that failed
+    failed_sessions: int  # after their retries
+    retries: int  # of its sessions, whether they helped or not

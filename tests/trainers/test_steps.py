@@ -15,6 +15,7 @@ import pytest
 from trainers.fakes import fake_run
 
 from tqppo import columns, dataflow, plugins
+from tqppo.metrics.events import Event, NothingToTrain
 from tqppo.queue.client import Queue
 from tqppo.trainers import ppo
 
@@ -84,6 +85,14 @@ def test_a_batch_is_padded_and_cut_into_equal_mini_batches(queue: Queue) -> None
     metrics = run.trainer.step(1)
     assert (metrics["padding/rows"], metrics["padding/multiple"]) == (2.0, 4.0)
     assert metrics["actor/mini_batches"] == 2.0
+
+
+def test_a_step_whose_mini_batches_have_nothing_to_train_says_so(queue: Queue) -> None:
+    events: list[Event] = []
+    run = fake_run(queue, None, *SMALL, report=events.append)
+    run.actor.metrics = {"padding/all_padding": 2.0}
+    run.trainer.step(3)
+    assert events == [NothingToTrain(3, "actor", 2)]
 
 
 def test_with_lora_the_reference_is_the_actor_unless_a_path_is_set(queue: Queue) -> None:

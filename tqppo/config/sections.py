@@ -165,6 +165,10 @@ class RolloutSection(Section):
     """Longest time that a step waits for its groups; the error names the missing prompts."""
     on_incomplete_group: Literal["error", "drop", "keep", "refill"] = "error"
     """When a session fails: stop, drop the group, train on its other sessions, or sample another prompt instead."""
+    session_retries: NonNegative = 0
+    """Further attempts at a session whose agent loop fails, with the same seeds, before on_incomplete_group applies."""
+    on_short_batch: Literal["error", "train"] = "train"
+    """When refill or filter_groups run out of rounds: stop, or train on fewer groups and say so."""
 
 
 class StorageSection(Section):

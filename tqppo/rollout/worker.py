@@ -44,6 +44,7 @@ class RolloutSpec:
     agent: str = "single_turn"
     agent_args: Mapping[str, object] = field(default_factory=dict)
     max_trajectories: int = 1
+    session_retries: int = 0
     trust_remote_code: bool = False
     weight_sync: str = "auto"
     chat_template: bool = True  # whether prompts are rendered as chats
@@ -105,17 +106,37 @@ class RolloutWorker:
         return [each.logprobs[start:-1] for each, start in zip(scores, starts, strict=True)]
 
     async def _group(self, order: int, prompt: Prompt, task: Assignment, writer: GroupWriter | ChunkWriter) -> None:
-        """Run all sessions of one prompt. A failed session marks its group; a failed engine or dataset ends the run."""
+        """Run all sessions of one prompt. A session that fails for good marks its group as failed.
+
+        A retry has the seeds of the first attempt: after a failure that passes, such as a tool server's, the session
+        is the one that it would have been, and no answer that makes a tool fail is replaced by a luckier one.
+        """
+        outcomes: dict[int, Outcome | BaseException] = {}
+        pending, retries = list(range(task.num_sessions)), 0
+        for attempt in range(self.spec.session_retries + 1):
+            if attempt:
+                self.engine.expect(len(pending))
+                retries += len(pending)
+            outcomes |= await self._attempt(order, prompt, pending, task)
+            pending = [index for index in pending if isinstance(outcomes[index], BaseException)]
+            if not pending:
+                break
+        settled = [outcomes[index] for index in sorted(outcomes)]
+        finished = [outcome for outcome in settled if isinstance(outcome, Outcome)]
+        errors = [outcome for outcome in settled if isinstance(outcome, BaseException)]
+        await writer.add(order, prompt, finished, errors, retries=retries)
+
+    async def _attempt(
+        self, order: int, prompt: Prompt, sessions: Sequence[int], task: Assignment
+    ) -> dict[int, Outcome | BaseException]:
+        """Run these sessions and return what each ended with. A failed engine or dataset ends the run."""
         outcomes = await asyncio.gather(
-            *(self._session(order, prompt, index, task) for index in range(task.num_sessions)),
-            return_exceptions=True,
+            *(self._session(order, prompt, index, task) for index in sessions), return_exceptions=True
         )
         for outcome in outcomes:
             if isinstance(outcome, (EngineError, DataError, asyncio.CancelledError)):
                 raise outcome
-        finished = [outcome for outcome in outcomes if isinstance(outcome, Outcome)]
-        errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
-        await writer.add(order, prompt, finished, errors)
+        return dict(zip(sessions, outcomes, strict=True))
 
     async def _session(self, order: int, prompt: Prompt, index: int, task: Assignment) -> Outcome:
         is_greedy = index == task.group_size

@@ -60,11 +60,18 @@ class GroupWriter:
         self.flushing: asyncio.Task[None] | None = None
 
     async def add(
-        self, order: int, prompt: Prompt, outcomes: Sequence[Outcome], errors: Sequence[BaseException]
+        self,
+        order: int,
+        prompt: Prompt,
+        outcomes: Sequence[Outcome],
+        errors: Sequence[BaseException],
+        *,
+        retries: int = 0,
     ) -> None:
+        """Take a group whose sessions are all settled; `retries` counts the further attempts of failed sessions."""
         rows = group_rows(order, prompt, outcomes, self.task)
         self.rows += rows
-        self.markers[prompt.uid] = group_marker(order, len(rows), outcomes, errors)
+        self.markers[prompt.uid] = group_marker(order, len(rows), outcomes, errors, retries)
         if self.flushing is not None and self.flushing.done():
             self.flushing.result()  # raises the error of a failed put now instead of after all prompts are sampled
             self.flushing = None
@@ -156,15 +163,24 @@ def _row_tags(
     return tags
 
 
-def group_marker(order: int, rows: int, outcomes: Sequence[Outcome], errors: Sequence[BaseException]) -> PromptTags:
+def group_marker(
+    order: int, rows: int, outcomes: Sequence[Outcome], errors: Sequence[BaseException], retries: int = 0
+) -> PromptTags:
     """The tags of a prompt's own row, which says how its group ended."""
-    status = "finished"
-    if errors or any(not outcome.trajectories for outcome in outcomes):
-        status = "failed"
+    failed = len(errors) + sum(not outcome.trajectories for outcome in outcomes)
+    status = "failed" if failed else "finished"
     if any(outcome.drop_group for outcome in outcomes):
         status = "dropped"
     error = f"{type(errors[0]).__name__}: {errors[0]}" if errors else ""
-    return {"is_prompt": True, "status": status, "order": order, "rows": rows, "error": error}
+    return {
+        "is_prompt": True,
+        "status": status,
+        "order": order,
+        "rows": rows,
+        "error": error,
+        "failed_sessions": failed,
+        "retries": retries,
+    }
 
 
 def row_columns(rows: Sequence[GroupRow]) -> dict[str, Jagged | torch.Tensor]:

@@ -21,6 +21,7 @@ from tqppo.algorithms.padding import num_padding, padding_rows
 from tqppo.columns import column
 from tqppo.data.prompts import Prompt
 from tqppo.dataflow import Features
+from tqppo.metrics.events import NothingToTrain, Report, unreported
 from tqppo.metrics.files import spread
 from tqppo.protocols import Metrics, WeightSource
 from tqppo.queue.client import Queue
@@ -86,7 +87,7 @@ class RolloutStage:
         reports: list[RolloutReport] = []
         with self.clock.time("gen"):
             batch, metrics = self.groups.collect(
-                self.num_prompts, lambda prompts: reports.append(self.engines.generate(prompts, task))
+                self.num_prompts, lambda prompts: reports.append(self.engines.generate(prompts, task)), step
             )
         metrics["perf/total_num_tokens"] = float(sum(tags["seq_len"] for tags in batch.tags))
         figures = RolloutReport.join(reports, one_after_the_other=True).metrics()
@@ -155,6 +156,7 @@ class ActorStage:
     clock: Clock
     features: Features
     mini_batch_rows: int  # rows per optimizer step; 0: all of them
+    report: Report = unreported
 
     def old_logprobs(self, batch: BatchMeta) -> BatchMeta:
         if not dataflow.OLD_LOGPROBS.runs(self.features):
@@ -165,7 +167,10 @@ class ActorStage:
     def update(self, batch: BatchMeta, step: int) -> Metrics:
         count = num_mini_batches(batch, self.mini_batch_rows)
         with self.clock.time("update_actor"):
-            return self.group.update(Actor.update, batch, step=step, num_mini_batches=count)
+            metrics = self.group.update(Actor.update, batch, step=step, num_mini_batches=count)
+        if skipped := int(metrics.get("padding/all_padding", 0)):
+            self.report(NothingToTrain(step, "actor", skipped))
+        return metrics
 
     def publish(self, version: int) -> WeightSource:
         """Write the weights where the engines can load them."""

@@ -164,6 +164,13 @@ RULES: tuple[Rule, ...] = (
         'set algorithm.filter_groups = true, or rollout.on_incomplete_group = "refill"',
     ),
     Rule(
+        ("rollout.on_short_batch",),
+        lambda c: c.algorithm.filter_groups or c.rollout.on_incomplete_group == "refill",
+        'filter_groups is off, and on_incomplete_group is not "refill"',
+        ("algorithm.filter_groups", "rollout.on_incomplete_group"),
+        'set algorithm.filter_groups = true, or rollout.on_incomplete_group = "refill"',
+    ),
+    Rule(
         ("algorithm.advantage", "algorithm.kl_reward", "algorithm.kl_loss", "algorithm.entropy_coef"),
         has_policy_loss,
         "distillation without the task's reward has no policy term",
