@@ -73,8 +73,11 @@ def _declare_own() -> None:
         Column("reward", row),
         Column("model_score", row),
         Column("baseline_reward", row),
-        Column("teacher_ids", sequence, "int32", trailing=(None,)),
-        Column("teacher_logprobs", sequence, trailing=(None,)),
+        # What a row's teacher says of token t + 1 stands in row t. Only rows P - 1 … S - 2 count; the others are 0.
+        Column("teacher_ids", sequence, "int32", trailing=(None,)),  # its K likeliest tokens
+        Column("teacher_logprobs", sequence, trailing=(None,)),  # of those; without teacher_ids of token t + 1 alone
+        Column("teacher_hidden", sequence, "any", trailing=(None,)),  # input of its output head; 0 beyond its own size
+        Column("teacher_index", row, "int64"),  # place of the row's teacher among those of the config
         Column("old_logprobs", response),
         Column("sum_pi_squared", response),  # Σ p² over the vocabulary, of the old policy
         Column("ref_logprobs", response),
@@ -118,6 +121,9 @@ class RowTags(RowIdentity, total=False):
     is_padding: bool
     answer: str  # validation only: what the row answered, cut to a few characters
     last: bool  # validation only: whether this is the session's last trajectory
+    teacher: str  # validation with teachers only, of sampled rows: the teacher that was asked
+    teacher_kl: float  # the sum of log q - log p over the tokens that the student sampled
+    teacher_tokens: int  # the number of these tokens
 
 
 class PromptTags(TypedDict):

@@ -49,6 +49,10 @@ class OutOfSpace(TqppoError):
     """A file system or shared memory is full; the message names the folder, the bytes wanted and the bytes free."""
 
 
+class LockLost(TqppoError):
+    """Another process has taken over the run that this one works on."""
+
+
 class DataError(TqppoError):
     """A dataset, a prompt or a reward function is invalid."""
 

@@ -19,6 +19,7 @@ from tqppo.dataflow import Features, Stage
 from tqppo.protocols import Metrics, WeightSource
 from tqppo.queue.client import Queue
 from tqppo.queue.meta import BatchMeta, Jagged
+from tqppo.rollout.teachers.figures import RolloutReport
 from tqppo.run import configure
 from tqppo.run.build import start_groups
 from tqppo.run.compose import Processes, make_stages, make_trainer
@@ -75,7 +76,7 @@ class FakeGroup:
 def zeros(name: str, rows: Sequence[tuple[int, int]]) -> Any:
     """A column of zeros for rows of these prompt and response lengths."""
     declared = column(name)
-    dtype = getattr(torch, declared.dtype)
+    dtype = torch.float32 if declared.dtype == "any" else getattr(torch, declared.dtype)
     if declared.kind is Kind.ROW:
         return torch.zeros(len(rows), dtype=dtype)
     lengths = [prompt + response if declared.kind is Kind.SEQUENCE else response for prompt, response in rows]
@@ -91,7 +92,7 @@ class FakeEngines:
     group_size: int
     log: Log
 
-    def generate(self, prompts: Sequence[tuple[int, Prompt]], task: Any) -> None:
+    def generate(self, prompts: Sequence[tuple[int, Prompt]], task: Any) -> RolloutReport:
         stage = dataflow.GENERATE
         self.log.calls.append(stage.name)
         self.log.reads[stage.name] = stage.reads(self.features)
@@ -106,6 +107,7 @@ class FakeEngines:
             columns["reward"] = torch.arange(float(self.group_size))
             self.queue.put([f"{prompt.uid}_{session}_0" for session in rows], columns, tags=tags)
             self.queue.tag({prompt.uid: {"is_prompt": True, "status": "finished", "order": order, "error": ""}})
+        return RolloutReport()
 
     def _tags(self, uid: str, order: int, session: int) -> dict[str, Any]:
         lengths = {"prompt_len": PROMPT, "response_len": RESPONSE, "seq_len": PROMPT + RESPONSE}

@@ -36,16 +36,23 @@ class PaddingRows:
     columns: dict[str, Tensor | list[object]]
 
 
-def padding_rows(count: int, trailing: Mapping[str, tuple[int, ...]], *, step: int = 0) -> PaddingRows:
+def padding_rows(
+    count: int,
+    trailing: Mapping[str, tuple[int, ...]],
+    *,
+    dtypes: Mapping[str, torch.dtype] | None = None,
+    step: int = 0,
+) -> PaddingRows:
     """`count` padding rows with the columns of `trailing`, which holds each one's sizes besides the ragged one.
 
     The sizes must match the declared ones, where those are not None. Columns whose neutral value is None are left out.
+    `dtypes` has the dtype of columns that are declared with any.
     """
     columns: dict[str, Tensor | list[object]] = {}
     for name, sizes in trailing.items():
         declared = column(name)
         if declared.neutral is not None:
-            columns[name] = _neutral(declared, tuple(sizes), count)
+            columns[name] = _neutral(declared, tuple(sizes), count, (dtypes or {}).get(name))
     uid = f"pad{step}"
     tags = [_tags(uid, session) for session in range(count)]
     return PaddingRows([f"{uid}_{i}_0" for i in range(count)], tags, columns)
@@ -63,7 +70,9 @@ def _tags(uid: str, session: int) -> RowTags:
     )
 
 
-def _neutral(declared: Column, sizes: tuple[int, ...], count: int) -> Tensor | list[object]:
+def _neutral(
+    declared: Column, sizes: tuple[int, ...], count: int, dtype: torch.dtype | None = None
+) -> Tensor | list[object]:
     neutral = declared.neutral
     assert neutral is not None
     if declared.kind is Kind.JSON:
@@ -73,7 +82,7 @@ def _neutral(declared: Column, sizes: tuple[int, ...], count: int) -> Tensor | l
     )
     if not fits:
         raise DataError(f"column {declared.name!r} is declared with sizes {declared.trailing}, found {sizes}")
-    dtype = getattr(torch, declared.dtype)
+    dtype = dtype or getattr(torch, declared.dtype)
     if declared.kind is Kind.ROW:
         return torch.full((count, *sizes), neutral, dtype=dtype)
     length, ragged = _LENGTHS[declared.kind], declared.ragged_dim

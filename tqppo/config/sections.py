@@ -371,9 +371,11 @@ class RewardModelSection(Section):
 
 class TeacherSection(Section):
     path: str
-    """Folder or hub name of the teacher."""
+    """Folder or hub name of the teacher. `student`: the student at its start; `task:NAME`: a tiny model made for it."""
     match: list[str] = []
     """Values of distillation.route_by that this teacher scores. Empty: all, for a single teacher only."""
+    prompt: str = ""
+    """What the teacher is asked instead, with {prompt}, {answer} and columns filled in. Empty: the prompt itself."""
     backend: str = "embedded"
     """Engine that scores: embedded, vllm or sglang."""
     replicas: Positive = 1
@@ -386,12 +388,18 @@ class TeacherSection(Section):
     """Interpreter of the engine's own environment."""
     endpoints: list[str] = []
     """Attach to servers that already run."""
+    memory_fraction: Fraction = 0.8
+    """Share of a GPU's memory for the engine."""
+    start_timeout_s: PositiveFloat = 600.0
+    """Longest time until the teacher's replicas are ready."""
+    max_restarts: NonNegative = 3
+    """Restarts of an engine that died, per replica."""
     engine_args: dict[str, Any] = {}
     """Further arguments of the engine, as in rollout.engine_args."""
 
 
 class DistillationSection(Section):
-    loss: Literal["k1", "abs", "k2", "k3", "forward_kl_topk", "reverse_kl_topk"] = "k3"
+    loss: Literal["k1", "abs", "k2", "k3", "forward_kl_topk", "reverse_kl_topk", "forward_kl", "reverse_kl"] = "k3"
     """Divergence between student and teacher, per response token."""
     top_k: Positive = 32
     """Tokens of the teacher's distribution that the top-k losses compare."""
@@ -413,6 +421,18 @@ class DistillationSection(Section):
     """GPUs per node of the teacher pool; 0 where teachers run on CPUs."""
     check_vocabulary: bool = True
     """Refuse a teacher whose tokenizer differs from the student's."""
+    mask_special: bool = True
+    """Leave special tokens out of the loss, except the one that ends an answer."""
+    batch_rows: Positive = 32
+    """Rows that a teacher scores in one call, about. Calls are made while other rows are still being sampled."""
+    cache_gb: NonNegativeFloat = 1.0
+    """Most disk space for each teacher's scores in the run's folder, in GiB. 0 turns the cache off."""
+    on_teacher_failure: Literal["error", "drop"] = "error"
+    """When a teacher does not answer: stop, or drop the groups that it would have scored."""
+    timeout_s: PositiveFloat = 120.0
+    """Longest time for a teacher to score one call's rows."""
+    retries: NonNegative = 2
+    """Further attempts of a call that failed."""
 
 
 class ValidationSection(Section):

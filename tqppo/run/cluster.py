@@ -20,6 +20,8 @@ from tqppo.lifeline import Watcher, descendants
 from tqppo.reaper import claim, reap
 from tqppo.weights import location
 
+log = logging.getLogger(__name__)
+
 PRIVATE_PREFIX = "tqppo-ray-"
 ANSWER_TIMEOUT_S = 10.0
 OBJECT_STORE_BYTES = 256 * 1024 * 1024  # enough for metadata; tensors live in tqppo's own storage
@@ -86,7 +88,11 @@ def _quiet() -> None:
 
 
 def _keep_logs(session: Path, logs: Path) -> None:
-    """Copy what Ray's workers printed into the run's folder."""
-    for path in sorted(session.glob("session_2*/logs/worker-*")):
-        if path.is_file() and path.stat().st_size:
-            shutil.copy(path, logs / path.name)
+    """Copy what Ray's workers printed into the run's folder. A failure, such as a full disk, must not hide why a run
+    ended, nor keep Ray's own folder from being removed."""
+    try:
+        for path in sorted(session.glob("session_2*/logs/worker-*")):
+            if path.is_file() and path.stat().st_size:
+                shutil.copy(path, logs / path.name)
+    except OSError as error:
+        log.warning("the logs of Ray's workers could not be copied to %s: %s", logs, error.strerror)

@@ -92,7 +92,7 @@ def make_stages(
         actor=ActorStage(groups.actor, clock, features, facts.mini_batch_rows(config, "actor")),
         reference=ReferenceStage(groups.reference, groups.actor, clock, features),
         critic=None if critic is None else CriticStage(critic, clock, facts.mini_batch_rows(config, "critic")),
-        advantages=AdvantageStage(processes.estimator, clock, kl_controller(config), trajectories),
+        advantages=AdvantageStage(processes.estimator, clock, features, kl_controller(config), trajectories),
         critic_only_steps=config.critic.warmup_only_steps,
     )
 

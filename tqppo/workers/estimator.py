@@ -59,26 +59,35 @@ class Estimator:
         """Return once the process has started."""
 
     def estimate(self, batch: BatchMeta, kl_coef: float) -> tuple[tuple[str, ...], Metrics]:
-        """Put advantages on the rows, and the other columns that the config asks for; returns their names."""
+        """Put advantages on the rows, where there is a policy loss, and the other columns that the config asks for.
+
+        Returns the names of the columns."""
         columns = self.queue.get(batch, dataflow.ESTIMATE.reads(self.spec.features))
         rows = describe_rows(batch.tags)
         flat = {name: value.values() for name, value in columns.items() if value.is_nested}
         mask, metrics, put = self._corrected(flat, rows)
-        penalty = self._penalty(flat, mask, rows, kl_coef, metrics)
-        inputs = self._inputs(columns, flat, mask, rows, penalty)
-        result = estimate(self.spec.advantage, inputs, self.spec.options)
-        put |= self._results(inputs, result)
-        metrics |= result.metrics | data_metrics(
+        if self.spec.features.has_session_weights:
+            counts = row_counts(mask, rows.lengths) > 0
+            put["session_weight"] = session_weights(rows.session, counts).float()
+        if self.spec.features.has_policy_loss:
+            penalty = self._penalty(flat, mask, rows, kl_coef, metrics)
+            inputs = self._inputs(columns, flat, mask, rows, penalty)
+            result = estimate(self.spec.advantage, inputs, self.spec.options)
+            put |= self._results(inputs, result)
+            metrics |= result.metrics | self._describe(batch, inputs, result)
+        written = dataflow.ESTIMATE.writes(self.spec.features)
+        assert set(put) == set(written), f"the estimator made {set(put)} and declares {written}"
+        self.queue.put(batch, put)
+        return written, metrics
+
+    def _describe(self, batch: BatchMeta, inputs: EstimateInputs, result: Estimate) -> Metrics:
+        return data_metrics(
             inputs,
             result,
             torch.tensor([tags["prompt_len"] for tags in batch.tags]),
             max_prompt=self.spec.max_prompt_tokens,
             max_response=self.spec.max_response_tokens,
         )
-        written = dataflow.ESTIMATE.writes(self.spec.features)
-        assert set(put) == set(written), f"the estimator made {set(put)} and declares {written}"
-        self.queue.put(batch, put)
-        return written, metrics
 
     def _penalty(
         self, flat: dict[str, Tensor], mask: Tensor, rows: RowGroups, kl_coef: float, metrics: Metrics
@@ -116,23 +125,21 @@ class Estimator:
         )
 
     def _results(self, inputs: EstimateInputs, result: Estimate) -> dict[str, Jagged | Tensor]:
-        """The columns that the updates read."""
-        features, rows = self.spec.features, inputs.rows
-        put: dict[str, Jagged | Tensor] = {"advantages": Jagged(result.advantages, rows.lengths)}
-        if features.uses_values:
-            put["returns"] = Jagged(result.returns, rows.lengths)
-        if features.has_session_weights:
-            counts = row_counts(inputs.mask, rows.lengths) > 0
-            put["session_weight"] = session_weights(rows.session, counts).float()
+        """Advantages, and with a critic the returns."""
+        lengths = inputs.rows.lengths
+        put: dict[str, Jagged | Tensor] = {"advantages": Jagged(result.advantages, lengths)}
+        if self.spec.features.uses_values:
+            put["returns"] = Jagged(result.returns, lengths)
         return put
 
     def write_trajectories(self, batch: BatchMeta, path: Path) -> None:
-        """Write the batch's trajectories as JSON lines: text, reward, advantage, log-probabilities."""
+        """Write the batch's trajectories as JSON lines: text, reward, log-probabilities, and the advantage if any."""
         tokenizer = self._tokenizer()
-        columns = self.queue.get(batch, ["tokens", "rollout_logprobs", "advantages"])
-        unbound = zip(batch.tags, *(columns[name].unbind() for name in columns), strict=True)
+        names = ["tokens", "rollout_logprobs", *(["advantages"] if self.spec.features.has_policy_loss else [])]
+        columns = self.queue.get(batch, names)
+        unbound = zip(batch.tags, *(columns[name].unbind() for name in names), strict=True)
         lines = []
-        for tags, tokens, logprobs, advantages in unbound:
+        for tags, tokens, logprobs, *advantages in unbound:
             if tags.get("is_padding"):
                 continue
             prompt = tags["prompt_len"]
@@ -140,10 +147,9 @@ class Estimator:
                 "prompt": tokenizer.decode(tokens[:prompt].tolist()),
                 "response": tokenizer.decode(tokens[prompt:].tolist()),
             }
-            numbers = {
-                "advantage": float(advantages.sum() / max(1, int((advantages != 0).sum()))),
-                "logprobs": [round(value, 5) for value in logprobs.tolist()],
-            }
+            numbers: dict[str, object] = {"logprobs": [round(value, 5) for value in logprobs.tolist()]}
+            for each in advantages:
+                numbers["advantage"] = float(each.sum() / max(1, int((each != 0).sum())))
             lines.append(json.dumps({**tags, **text, **numbers}, ensure_ascii=False))
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("".join(f"{line}\n" for line in lines))
@@ -163,7 +169,7 @@ class Estimator:
         """Compare engine and trainer: metrics, and by the config's choice a narrower mask and importance weights."""
         spec, mask = self.spec, flat["response_mask"]
         put: dict[str, Jagged | Tensor] = {}
-        if not spec.features.recomputes_old_logprobs:
+        if not spec.features.compares_engine:
             return mask, {}, put
         old, engine = flat["old_logprobs"], flat["rollout_logprobs"]
         metrics = correction.diagnostics(old, engine, mask, rows.lengths)
