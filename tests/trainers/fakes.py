@@ -172,7 +172,9 @@ def fake_run(queue: Queue, preset: str | None, *overrides: str, **options: Any) 
     assert compilation.config is not None, compilation.diagnostics
     config = compilation.config
     features, log, clock = facts.features(config), Log(), Clock()
-    paths = RunPaths("model", "tokenizer", Path("logs"), "published")
+    paths = RunPaths(
+        "model", "tokenizer", Path("logs"), "published", {name: each.path for name, each in config.teachers.items()}
+    )
     roles: dict[str, int] = {}
 
     def start(role: str, worker_class: type, spec: RoleSpec, ranks: int) -> Any:
@@ -180,6 +182,8 @@ def fake_run(queue: Queue, preset: str | None, *overrides: str, **options: Any) 
         return FakeGroup(role, queue, spec.features, log)
 
     groups = start_groups(config, paths, start)
+    for setup in configure.teacher_setups(config, paths, vocabulary=256):
+        roles[f"teacher {setup.spec.name}"] = len(setup.specs())
     engines = FakeEngines(queue, features, config.rollout.group_size, log)
     estimator = FakeEstimator(queue, configure.estimator_spec(config, paths).features, log)
     processes = Processes(queue, groups, engines, estimator)
