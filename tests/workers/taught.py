@@ -55,7 +55,13 @@ class Class:
         distill = DistillSpec(loss, update, coef=0.3, special_ids=SPECIAL, teachers=heads)
         policy = PolicyLossSpec(aggregate="token-mean", kl="k2", kl_coef=0.1, entropy_coef=0.01)
         spec = RoleSpec(
-            ModelSpec(str(self.student)), features, LR_0, policy, distill=distill, temperature=0.8, micro_batch_tokens=64
+            ModelSpec(str(self.student)),
+            features,
+            LR_0,
+            policy,
+            distill=distill,
+            temperature=0.8,
+            micro_batch_tokens=64,
         )
         return replace(spec, **changes)
 

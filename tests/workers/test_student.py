@@ -126,7 +126,15 @@ def in_order(rows: Rows, order: list[int], padding: list[int]) -> Rows:
     aggregate=st.sampled_from(["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"]),
 )
 def test_nothing_depends_on_micro_batches_padding_and_the_order_of_rows(
-    students: Any, taught: Rows, loss: str, update_by: str, task: bool, order: Any, padding: Any, budget: Any, aggregate: Any
+    students: Any,
+    taught: Rows,
+    loss: str,
+    update_by: str,
+    task: bool,
+    order: Any,
+    padding: Any,
+    budget: Any,
+    aggregate: Any,
 ) -> None:
     student: Student = students(loss, update_by, task=task)
     policy = replace(student.spec.policy_loss, aggregate=aggregate)

@@ -184,7 +184,7 @@ class ChunkWriter:
             row.tags["teacher_tokens"] = int(mask.sum())
 
     async def _student(self, rows: Sequence[GroupRow]) -> list[np.ndarray]:
-        """The student's log-probabilities at temperature 1: those of the sampler, unless it changed the distribution."""
+        """The student's log-probabilities at temperature 1: the sampler's, unless it changed the distribution."""
         sampling = self.task.sampling
         if (sampling.temperature, sampling.top_p, sampling.top_k) == (1.0, 1.0, 0):
             return [np.array(row.trajectory.logprobs, dtype=np.float32) for row in rows]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -31,6 +31,7 @@ from tqppo.run.configure import RunPaths
 from tqppo.run.folder import RunFolder
 from tqppo.run.live import LiveRun, Validator
 from tqppo.run.placement import check_resources, demands, process_shares
+from tqppo.run.teachers import Announce, prepare_teachers
 from tqppo.tiny.prepare import make_tiny_model
 from tqppo.trainers.stages import Clock
 from tqppo.weights import location
@@ -44,7 +45,6 @@ from tqppo.workers.reward_model import RewardModel
 from tqppo.workers.specs import RoleSpec
 from tqppo.workers.student import Student
 
-Announce = Callable[[str], AbstractContextManager[None]]  # shows the user what takes time
 START_TIMEOUT_S = 600.0
 W = TypeVar("W", bound=Worker)
 
@@ -59,7 +59,7 @@ def build(config: Config, folder: RunFolder, logs: Path, stack: ExitStack, annou
         tokenizer=config.model.tokenizer or model,
         logs=logs,
         publish=publish_folder(stack),
-        teachers=prepare_teachers(config, model, announce),
+        teachers=prepare_teachers(config, model, folder.scores, announce),
         scores=folder.scores,
     )
     tokenizer = load_tokenizer(config, paths)
@@ -105,13 +105,6 @@ def prepare_model(config: Config, folder: Path) -> str:
     task = ray.remote(num_cpus=0)(make_tiny_model)
     shown = partial(demonstrations, DataSpec.of(config.data), seed=config.run.seed)
     return ray.get(task.remote(str(folder.resolve()), configure.tiny_model_spec(config), shown))
-
-
-def prepare_teachers(config: Config, model: str, announce: Announce) -> dict[str, str]:
-    """The folder or hub name of each teacher's model; `model` is the student's."""
-    if not facts.has_teachers(config):
-        return {}
-    return {name: model if teacher.path == facts.STUDENT else teacher.path for name, teacher in config.teachers.items()}
 
 
 def load_tokenizer(config: Config, paths: RunPaths) -> Any:

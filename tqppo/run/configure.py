@@ -22,6 +22,7 @@ from tqppo.rollout.teachers.worker import TeacherSpec
 from tqppo.rollout.worker import RolloutSpec
 from tqppo.run.placement import process_shares
 from tqppo.tiny.prepare import TinyModelSpec
+from tqppo.tiny.teachers import TeacherRecipe
 from tqppo.workers.estimator import EstimatorSpec
 from tqppo.workers.specs import (
     DistillSpec,
@@ -74,6 +75,18 @@ def tiny_model_spec(config: Config) -> TinyModelSpec:
         batch_size=warm.batch_size,
         lr=warm.lr,
         seed=config.run.seed,
+    )
+
+
+def teacher_recipe(config: Config) -> TeacherRecipe:
+    """A teacher that is made for a task has the student's shape."""
+    model = config.model
+    return TeacherRecipe(
+        family=model.family,
+        hidden_size=model.hidden_size,
+        num_layers=model.num_layers,
+        num_heads=model.num_heads,
+        tie_embeddings=model.tie_embeddings,
     )
 
 
