@@ -207,4 +207,3 @@ def teacher_needs_tokens(config: Config, name: str) -> int:
 def routes_rows(config: Config) -> bool:
     """Whether a column chooses the teacher of a row. A single teacher without `match` scores all rows."""
     return len(config.teachers) > 1 or any(teacher.match for teacher in config.teachers.values())
-

@@ -174,7 +174,7 @@ def task_teachers_can_be_made(context: Context) -> Iterator[Diagnostic]:
                 "E518",
                 f"teacher {name} would be a tiny model for the tiny student, and the student is {config.model.path}",
                 (key, "model.path"),
-                allowed="task:NAME for model.path = \"tiny\" only",
+                allowed='task:NAME for model.path = "tiny" only',
                 fix=f"set {key} to a trained model with the student's vocabulary",
             )
         else:
