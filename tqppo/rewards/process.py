@@ -1,4 +1,4 @@
-"""The process that runs a reward function: `python -m tqppo.rewards.process`, started by `pool`.
+"""The process that runs a reward function: `python -m tqppo.rewards.process`, started by `process_pool`.
 
 It reads and writes one JSON object per line. The first line that it reads names the function and its arguments, the
 others are samples with an id. It writes one answer per id, in any order. A sync function runs in the main thread, one
@@ -18,7 +18,7 @@ from typing import BinaryIO, cast
 
 from tqppo import plugins
 from tqppo.errors import DataError, TqppoError
-from tqppo.lifeline import die_with_parent
+from tqppo.lifeline import adopt_orphans, die_with_parent
 from tqppo.rewards.functions import BUILT_IN
 
 RewardFunction = Callable[..., object]
@@ -134,6 +134,7 @@ def main() -> None:
     os.dup2(2, 1)  # prints of the function go to the log instead of into the protocol
     start = json.loads(samples.readline())
     die_with_parent(start["parent"])  # even while the function is stuck in C code
+    adopt_orphans()
     try:
         function = load_function(start["function"])
         check_signature(start["function"], function, start["arguments"])

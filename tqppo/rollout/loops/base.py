@@ -19,7 +19,10 @@ from tqppo.rollout.trajectory import Trajectory
 
 __all__ = ["AgentLoop", "RunsSessions", "Session", "Trajectory", "check_loop", "load_loop"]
 
-BUILT_IN = {"single_turn": "tqppo.rollout.loops.single_turn:SingleTurn"}
+BUILT_IN = {
+    "single_turn": "tqppo.rollout.loops.single_turn:SingleTurn",
+    "tools": "tqppo.rollout.loops.tools:ToolLoop",
+}
 
 
 @runtime_checkable

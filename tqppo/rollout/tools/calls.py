@@ -15,10 +15,11 @@ class ToolCall:
     name: str
     arguments: Mapping[str, object] = field(default_factory=dict)
     error: str = ""
+    id: str = ""  # names the call in the result that follows; some templates ask for one
 
     def as_message(self) -> Message:
         """The call as chat templates take it."""
-        return {"type": "function", "function": {"name": self.name, "arguments": dict(self.arguments)}}
+        return {"type": "function", "id": self.id, "function": {"name": self.name, "arguments": dict(self.arguments)}}
 
 
 @dataclass(frozen=True, slots=True)
