@@ -22,6 +22,7 @@ from tqppo.rewards.scorer import Scorer, ScorerSpec
 from tqppo.rollout.assignment import Assignment
 from tqppo.rollout.loops.base import AgentLoop, RunsSessions, Session, Trajectory, load_loop
 from tqppo.rollout.template import ChatTemplate, Tokenizer
+from tqppo.rollout.turns import check_turns
 from tqppo.rollout.writer import GroupWriter, Outcome
 from tqppo.weights.copy import Copies
 from tqppo.weights.send import meeting_place
@@ -138,6 +139,8 @@ class RolloutWorker:
                 f"session {index}; rollout.max_trajectories is {self.spec.max_trajectories}. A chat template that "
                 "rewrites earlier turns makes one more per turn: `tqppo template check` shows it"
             )
+        for trajectory in trajectories:
+            check_turns(trajectory)
         last = trajectories[-1]
         text = last.answer
         if text is None:
