@@ -78,6 +78,9 @@ def _declare_own() -> None:
         Column("teacher_logprobs", sequence, trailing=(None,)),  # of those; without teacher_ids of token t + 1 alone
         Column("teacher_hidden", sequence, "any", trailing=(None,)),  # input of its output head; 0 beyond its own size
         Column("teacher_index", row, "int64"),  # place of the row's teacher among those of the config
+        Column("turn_ends", Kind.RAGGED, "int64"),  # response tokens up to the end of each turn
+        Column("turn_rewards", Kind.RAGGED),
+        Column("turn_anchors", Kind.RAGGED, "int64"),  # hash of the state that each turn began in
         Column("old_logprobs", response),
         Column("sum_pi_squared", response),  # Σ p² over the vocabulary, of the old policy
         Column("ref_logprobs", response),

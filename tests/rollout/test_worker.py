@@ -192,6 +192,38 @@ def test_all_trajectories_of_a_session_carry_its_final_reward(queue: Queue, make
     assert rewards[2] == rewards[3]
 
 
+class Credits:
+    """Two trajectories a session: the first has a reward of its own, the last one only where the test says so."""
+
+    def __init__(self, last: float | None = None) -> None:
+        self.last = last
+
+    async def run(self, prompt: Prompt, llm: Session) -> list[Trajectory]:
+        done = await llm.generate(prompt.tokens)
+        mask = [True] * len(done.tokens)
+        given = {"turn_ends": [len(mask)], "turn_rewards": [0.5], "anchors": ["start"]}
+        return [
+            Trajectory([1], done.tokens, mask, done.logprobs, "stop", 7, reward=0.25, **given),
+            Trajectory([2], done.tokens, mask, done.logprobs, "stop", 7, reward=self.last),
+        ]
+
+
+def test_a_trajectory_keeps_the_reward_that_its_loop_gave_it(queue: Queue, make_worker: Any) -> None:
+    sample(make_worker(Credits(last=2.0), max_trajectories=2), 1)
+    rows = queue.list(where={"is_prompt": None}).in_order()
+    assert queue.get(rows, ["reward"])["reward"].tolist() == [0.25, 2.0, 0.25, 2.0]
+    assert [tags["reward"] for tags in rows.tags] == [0.25, 2.0, 0.25, 2.0]
+    assert "turn_ends" not in rows.columns
+
+
+def test_turns_are_columns_where_the_task_asks_for_them(queue: Queue, make_worker: Any) -> None:
+    sample(make_worker(Credits(last=2.0), max_trajectories=2), 1, turns=True)
+    rows = queue.list(where={"is_prompt": None}).in_order()
+    columns = queue.get(rows, ["turn_ends", "turn_rewards", "turn_anchors"])
+    assert columns["turn_rewards"].values().tolist() == [0.5, 2.0] * 2
+    assert columns["turn_ends"].values().tolist() == [tags["response_len"] for tags in rows.tags]
+
+
 def test_more_trajectories_than_allowed_fail_the_session(queue: Queue, make_worker: Any) -> None:
     class TooMany:
         async def run(self, prompt: Prompt, llm: Session) -> list[Trajectory]:

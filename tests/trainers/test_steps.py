@@ -199,6 +199,9 @@ def step_lines(mode: dataflow.Mode) -> list[tuple[str, str]]:
 
 
 OPTIONAL = {
+    "turn_ends",
+    "turn_rewards",
+    "turn_anchors",
     "baseline_reward",
     "sum_pi_squared",
     "loss_mask",

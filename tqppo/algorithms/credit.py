@@ -42,10 +42,11 @@ class TurnRows:
 
 def turn_rows(turns: Turns, rows: RowGroups) -> TurnRows:
     """Cut every row at the ends of its turns; tokens after the last end belong to the last turn."""
+    has_turns = turns.counts > 0
+    assert torch.equal(has_turns, ~rows.is_padding), "every row but padding needs its turns, and padding has none"
     counts = turns.counts.clamp(min=1)
     of = torch.repeat_interleave(counts)  # [U]
     is_given = ~rows.is_padding[of]
-    assert int(is_given.sum()) == turns.ends.numel(), "every row but padding needs its turns, and padding has none"
     last = counts.cumsum(0) - 1  # [B], the last turn of each row
     ends = torch.zeros_like(of)
     ends[is_given] = turns.ends

@@ -1,6 +1,6 @@
 """What the driver reports besides metrics, as typed events: each is a line of events.jsonl, a notice is also shown.
 
-The stages of a step call a `Report`; a run passes one that writes the file and the screen. Imports no torch.
+The stages of a step call a `ReportEvent`; a run passes one that writes the file and the screen. Imports no torch.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class NothingToTrain:
 
 
 Event = GroupLeftOut | ShortBatch | NothingToTrain
-Report = Callable[[Event], None]
+ReportEvent = Callable[[Event], None]
 
 
 def unreported(event: Event) -> None:
-    """The `Report` of a part that runs outside a run, such as a test's."""
+    """The `ReportEvent` of a part that runs outside a run, such as a test's."""

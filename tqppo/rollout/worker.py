@@ -27,6 +27,7 @@ from tqppo.rollout.teachers.client import TeacherClient, TeacherRoutes
 from tqppo.rollout.teachers.figures import RolloutReport
 from tqppo.rollout.teachers.privileged import own_prompt
 from tqppo.rollout.template import ChatTemplate, Tokenizer
+from tqppo.rollout.turns import check_turns
 from tqppo.rollout.writer import GroupWriter, Outcome
 from tqppo.weights.copy import Copies
 from tqppo.weights.send import meeting_place
@@ -168,6 +169,8 @@ class RolloutWorker:
                 f"session {index}; rollout.max_trajectories is {self.spec.max_trajectories}. A chat template that "
                 "rewrites earlier turns makes one more per turn: `tqppo template check` shows it"
             )
+        for trajectory in trajectories:
+            check_turns(trajectory)
         last = trajectories[-1]
         text = last.answer
         if text is None:

@@ -19,6 +19,7 @@ from tqppo.queue.client import Queue
 from tqppo.queue.meta import Jagged
 from tqppo.rollout.assignment import Assignment
 from tqppo.rollout.trajectory import Trajectory
+from tqppo.rollout.turns import turn_columns
 
 ANSWER_CHARACTERS = 200  # of a validation answer, kept in its tag for maj@k
 GATHER_S = 0.05  # how long a finished group waits for others to share its put: every put costs calls between processes
@@ -46,6 +47,12 @@ class GroupRow:
     reward: float
     baseline: float | None  # reward of the group's greedy session, if there is one
     tags: RowTags
+    is_last: bool  # of its session
+
+    @property
+    def turns(self) -> tuple[Trajectory, float]:
+        """The trajectory, and what its last turn earns where the loop rewards no turns: the session's reward."""
+        return self.trajectory, self.reward if self.is_last else 0.0
 
 
 class GroupWriter:
@@ -100,7 +107,8 @@ class GroupWriter:
         partition = self.task.partition
         if rows and self.task.keep_tensors:
             tags = [row.tags for row in rows]
-            await self.queue.aio.put([row.key for row in rows], row_columns(rows), partition=partition, tags=tags)
+            columns = row_columns(rows) | (turn_columns([row.turns for row in rows]) if self.task.turns else {})
+            await self.queue.aio.put([row.key for row in rows], columns, partition=partition, tags=tags)
         elif rows:
             await self.queue.aio.tag({row.key: row.tags for row in rows}, partition=partition)
         # The markers come last: a group whose marker is in the queue has all its rows there.
@@ -120,14 +128,21 @@ def group_rows(order: int, prompt: Prompt, outcomes: Sequence[Outcome], task: As
         GroupRow(
             key=f"{prompt.uid}_{outcome.session}_{number}",
             trajectory=trajectory,
-            reward=outcome.reward,
+            reward=_row_reward(outcome, number),
             baseline=baseline,
             tags=_row_tags(order, prompt, outcome, number, baseline=baseline, with_answer=not task.keep_tensors),
+            is_last=number == len(outcome.trajectories) - 1,
         )
         for outcome in outcomes
         if not (has_baseline and outcome.session == task.group_size)
         for number, trajectory in enumerate(outcome.trajectories)
     ]
+
+
+def _row_reward(outcome: Outcome, number: int) -> float:
+    """What the loop gave this trajectory, or the reward of its session."""
+    own = outcome.trajectories[number].reward
+    return outcome.reward if own is None else own
 
 
 def _row_tags(
@@ -143,7 +158,7 @@ def _row_tags(
         "prompt_len": num_prompt,
         "response_len": num_response,
         "seq_len": num_prompt + num_response,
-        "reward": outcome.reward,
+        "reward": _row_reward(outcome, number),
         "finish": trajectory.finish,
         "turns": trajectory.num_turns,
         "weight_version": trajectory.weight_version,

@@ -22,7 +22,7 @@ from tqppo.data.dataset import is_procedural
 from tqppo.data.prompts import DataSpec, Prompt, Sampler, demonstrations, for_validation
 from tqppo.data.prompts import load as load_prompts
 from tqppo.errors import PreflightError
-from tqppo.metrics.events import Report, unreported
+from tqppo.metrics.events import ReportEvent, unreported
 from tqppo.queue.client import Queue
 from tqppo.rollout.pool import RolloutPool
 from tqppo.rollout.teachers.pool import TeacherPool
@@ -57,7 +57,7 @@ def build(
     stack: ExitStack,
     announce: Announce,
     *,
-    report: Report = unreported,
+    report: ReportEvent = unreported,
 ) -> LiveRun:
     """Start everything and wait until it is ready; closing `stack` takes it down."""
     check_resources(demands(config), ray.cluster_resources())  # type: ignore[no-untyped-call]

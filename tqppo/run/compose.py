@@ -11,7 +11,7 @@ from tqppo.algorithms.kl import Controller
 from tqppo.config import facts
 from tqppo.config.sections import Config
 from tqppo.data.prompts import Prompt
-from tqppo.metrics.events import Report, unreported
+from tqppo.metrics.events import ReportEvent, unreported
 from tqppo.queue.client import Queue
 from tqppo.rollout.assignment import Assignment
 from tqppo.run import configure
@@ -69,7 +69,7 @@ def make_stages(
     *,
     trajectories: Callable[[int], Path | None] = lambda step: None,
     vocabulary: int,
-    report: Report = unreported,
+    report: ReportEvent = unreported,
 ) -> Stages:
     """Every stage of the run, from its config and the processes that compute it."""
     queue, groups = processes.queue, processes.groups
@@ -119,6 +119,7 @@ def training_task(config: Config) -> Assignment:
         group_size=config.rollout.group_size,
         sampling=configure.sampling(config),
         greedy=facts.features(config).has_greedy_baseline,
+        turns=facts.features(config).credits_turns,
     )
 
 

@@ -13,7 +13,7 @@ from typing import Literal
 
 from tqppo.data.prompts import Prompt
 from tqppo.errors import QueueError, TrainingAborted
-from tqppo.metrics.events import GroupLeftOut, LeftOutAs, Report, ShortBatch, unreported
+from tqppo.metrics.events import GroupLeftOut, LeftOutAs, ReportEvent, ShortBatch, unreported
 from tqppo.protocols import Metrics
 from tqppo.queue.client import Queue
 from tqppo.queue.meta import BatchMeta
@@ -113,7 +113,7 @@ class GroupCollector:
     queue: Queue
     draw: Callable[[int], list[Prompt]]
     options: CollectorOptions
-    report: Report = unreported
+    report: ReportEvent = unreported
 
     def collect(self, num_prompts: int, generate: Generate, step: int = 0) -> tuple[BatchMeta, Metrics]:
         """A batch of `num_prompts` groups in canonical order; its rows and no others are left in the queue."""

@@ -21,7 +21,7 @@ from tqppo.algorithms.padding import num_padding, padding_rows
 from tqppo.columns import column
 from tqppo.data.prompts import Prompt
 from tqppo.dataflow import Features
-from tqppo.metrics.events import NothingToTrain, Report, unreported
+from tqppo.metrics.events import NothingToTrain, ReportEvent, unreported
 from tqppo.metrics.files import spread
 from tqppo.protocols import Metrics, WeightSource
 from tqppo.queue.client import Queue
@@ -156,7 +156,7 @@ class ActorStage:
     clock: Clock
     features: Features
     mini_batch_rows: int  # rows per optimizer step; 0: all of them
-    report: Report = unreported
+    report: ReportEvent = unreported
 
     def old_logprobs(self, batch: BatchMeta) -> BatchMeta:
         if not dataflow.OLD_LOGPROBS.runs(self.features):
