@@ -126,6 +126,7 @@ def rollout_spec(config: Config, paths: RunPaths, eos_token_ids: tuple[int, ...]
         agent=rollout.agent,
         agent_args=dict(rollout.agent_args),
         max_trajectories=rollout.max_trajectories,
+        session_retries=rollout.session_retries,
         trust_remote_code=model.trust_remote_code,
         weight_sync=rollout.weight_sync,
         chat_template=config.data.chat_template,
