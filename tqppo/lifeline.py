@@ -46,6 +46,11 @@ def die_with_parent(parent: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def adopt_orphans() -> None:
+    """Make processes below this one, whose parents end, children of this process, so that `end` reaches them."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
 def descendants(pid: int) -> list[int]:
     """Live processes below `pid`, without `pid` itself."""
     return _below({pid}, _live())
@@ -237,7 +242,7 @@ def main() -> None:
     parser.add_argument("--log", default=os.devnull)
     parser.add_argument("command", nargs="*")
     options = parser.parse_args()
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # orphans of the command become children of the guard
+    adopt_orphans()
     signals, shared = _catch_signals(), SharedFiles()
     command = _start(options.command, options.log) if options.command else None
     lines = _wait(command, signals, shared)

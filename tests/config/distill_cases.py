@@ -141,7 +141,10 @@ CASES: dict[str, Case] = {
     "teacher-with-other-tokens": Case(TWO_MODELS, models(tokenizer(*"abcdefg"), tokenizer(*"abdcegh"))),
     "teacher-with-another-end": Case(
         TWO_MODELS,
-        models(tokenizer("a", "<|stop|>"), {**tokenizer("a", "<|stop|>"), "tokenizer_config.json": '{"eos_token": "<|stop|>"}'}),
+        models(
+            tokenizer("a", "<|stop|>"),
+            {**tokenizer("a", "<|stop|>"), "tokenizer_config.json": '{"eos_token": "<|stop|>"}'},
+        ),
     ),
     # teachers that are made, and their own prompts
     "self-teacher-that-knows-no-more": Case('mode = "distill"\n[teachers.self]\npath = "student"\n'),

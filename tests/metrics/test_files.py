@@ -12,6 +12,7 @@ import pytest
 
 from tqppo.errors import OutOfSpace
 from tqppo.metrics import files as metrics
+from tqppo.metrics.events import GroupLeftOut, NothingToTrain, ShortBatch
 from tqppo.metrics.files import EventLog, MetricsLog
 
 
@@ -145,3 +146,24 @@ def test_spread_of_values() -> None:
         "critic/score/min": 0.0,
     }
     assert metrics.spread("critic/score", []) == {}
+
+
+def test_a_typed_event_is_a_line_with_its_name_and_fields(tmp_path: Path) -> None:
+    log = EventLog(tmp_path / "events.jsonl")
+    log.report(GroupLeftOut(step=4, prompt="p1", outcome="failed", reason="it broke", rows=2))
+    (found,) = (json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines())
+    assert found.pop("time") > 0
+    assert found == {
+        "event": "group_left_out",
+        "step": 4,
+        "prompt": "p1",
+        "outcome": "failed",
+        "reason": "it broke",
+        "rows": 2,
+    }
+
+
+def test_what_a_user_should_know_is_a_notice_and_what_would_flood_the_screen_is_not() -> None:
+    assert GroupLeftOut(4, "p1", "failed", "it broke", 2).notice == ""
+    assert "2 mini-batches of the actor" in NothingToTrain(4, "actor", 2).notice
+    assert "and 3 without signal" in ShortBatch(4, 8, 5, 3, 4).notice

@@ -133,6 +133,16 @@ def test_a_checkpoint_of_a_newer_format_is_not_passed_over(tmp_path: Path) -> No
         store.newest()
 
 
+def test_names_that_only_look_like_checkpoints_are_left_alone(tmp_path: Path) -> None:
+    store = a_store(tmp_path, keep_last=1)
+    for name in ("step_²", "step_", "step_best", ".later-step_best"):
+        (store.folder / name).mkdir(parents=True)
+    store.write(3, save_some_weights, {})
+    store.write(6, save_some_weights, {})
+    assert store.newest().step == 6
+    assert (store.folder / "step_best").exists()
+
+
 def test_no_checkpoint_at_all_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="there is no checkpoint"):
         a_store(tmp_path).newest()

@@ -59,6 +59,18 @@ def test_a_fork_that_cannot_be_copied_whole_leaves_nothing(folder: RunFolder) ->
     assert not fork.path.exists()
 
 
+@pytest.mark.parametrize(("damaged", "is_advised"), [("config.resolved.toml", False), ("driver.json", True)])
+def test_starting_over_is_advised_unless_the_config_itself_is_damaged(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, damaged: str, is_advised: bool
+) -> None:
+    monkeypatch.setenv("TQPPO__RUN__DIR", str(folder.path.parent))
+    CheckpointStore(folder.checkpoints, run_files=folder.files_of_resume).write(3, lambda path: None, {})
+    next(folder.path.rglob(damaged)).write_text("")
+    with pytest.raises(CheckpointError, match=f"{damaged} is corrupt") as refused:
+        start.resume("mine", [])
+    assert (f"tqppo train --config {folder.config}" in str(refused.value)) == is_advised
+
+
 def test_a_second_resume_is_refused_before_it_reads_or_writes_anything(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,4 @@
-"""The engine under test of the rollout contract, and its reference: an fp32 forward of its weights by `transformers`."""
+"""The engine that the rollout contract tests, and its reference: an fp32 forward of the weights by `transformers`."""
 
 from __future__ import annotations
 

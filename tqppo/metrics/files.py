@@ -10,11 +10,13 @@ import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from itertools import count
 from pathlib import Path
 
 from tqppo import space
 from tqppo.errors import OutOfSpace
+from tqppo.metrics.events import Event
 from tqppo.protocols import Metrics
 
 Line = dict[str, float | None]  # one line of metrics.jsonl; null stands for a value that was not finite
@@ -48,7 +50,8 @@ class MetricsLog:
 
 
 class EventLog:
-    """Appends one line per event: start, checkpoint, failure, end. Events that find the disk full wait for room."""
+    """Appends one line per event: start, what the driver reports, warnings, end. Events that find the disk full wait
+    for room."""
 
     def __init__(self, path: str | Path) -> None:
         self._path, self._pending = Path(path), b""
@@ -59,6 +62,10 @@ class EventLog:
         with suppress(OutOfSpace):  # the screen shows the same; a run does not end for its journal
             space.append_line(self._path, self._pending)
             self._pending = b""
+
+    def report(self, event: Event) -> None:
+        """Append a typed event, with its fields under their names."""
+        self.write(event.name, **asdict(event))
 
 
 def line(step: int, metrics: Mapping[str, float]) -> bytes:

@@ -46,7 +46,7 @@ def figures(answers: Iterable[Answer]) -> Metrics:
 def reverse_kl(tags: Iterable[Mapping[str, Any]]) -> Metrics:
     """The student's divergence from its teachers: the mean of log q - log p over the tokens that it sampled.
 
-    `val-core/distillation/reverse_kl` over all rows that a teacher scored, and of each teacher under `val-aux/`.
+    `val-core/distillation/reverse_kl/mean` over all rows that a teacher scored, and of each teacher under `val-aux/`.
     """
     sums: dict[str, list[float]] = {}
     for tag in tags:
@@ -57,8 +57,8 @@ def reverse_kl(tags: Iterable[Mapping[str, Any]]) -> Metrics:
     if not sums:
         return {}
     total, count = (math.fsum(each[i] for each in sums.values()) for i in (0, 1))
-    found = {"val-core/distillation/reverse_kl": total / count}
-    return found | {f"val-aux/distillation/{name}/reverse_kl": kl / n for name, (kl, n) in sorted(sums.items())}
+    found = {"val-core/distillation/reverse_kl/mean": total / count}
+    return found | {f"val-aux/distillation/reverse_kl/{name}": kl / n for name, (kl, n) in sorted(sums.items())}
 
 
 def _figures_of_source(source: str, answers: Sequence[Answer]) -> Metrics:

@@ -87,12 +87,18 @@ class ChunkWriter:
         self.last_sampled = time.monotonic()
 
     async def add(
-        self, order: int, prompt: Prompt, outcomes: Sequence[Outcome], errors: Sequence[BaseException]
+        self,
+        order: int,
+        prompt: Prompt,
+        outcomes: Sequence[Outcome],
+        errors: Sequence[BaseException],
+        *,
+        retries: int = 0,
     ) -> None:
         """Take a finished group. The last of a chunk returns when the chunk is scored and in the queue."""
         self.last_sampled = time.monotonic()
         rows = group_rows(order, prompt, outcomes, self.task)
-        marker = group_marker(order, len(rows), outcomes, errors)
+        marker = group_marker(order, len(rows), outcomes, errors, retries)
         chunk = self.chunks[prompt.uid]
         chunk.groups.append(FinishedGroup(order, prompt, rows, marker))
         if len(chunk.groups) == chunk.size:
@@ -184,7 +190,7 @@ class ChunkWriter:
             row.tags["teacher_tokens"] = int(mask.sum())
 
     async def _student(self, rows: Sequence[GroupRow]) -> list[np.ndarray]:
-        """The student's log-probabilities at temperature 1: those of the sampler, unless it changed the distribution."""
+        """The student's log-probabilities at temperature 1: the sampler's, unless it changed the distribution."""
         sampling = self.task.sampling
         if (sampling.temperature, sampling.top_p, sampling.top_k) == (1.0, 1.0, 0):
             return [np.array(row.trajectory.logprobs, dtype=np.float32) for row in rows]

@@ -16,6 +16,7 @@ from tqppo.display.display import Display, Ending
 from tqppo.errors import LockLost, OutOfSpace
 from tqppo.metrics import files as metrics_files
 from tqppo.metrics import trackers
+from tqppo.metrics.events import Event
 from tqppo.metrics.files import EventLog, MetricsLog
 from tqppo.run.checkpoint import Checkpoint, CheckpointStore
 from tqppo.run.cluster import ray_cluster
@@ -138,7 +139,7 @@ class Attempt:
     def _build(self, logs: Path, stack: ExitStack) -> LiveRun:
         from tqppo.run.build import build
 
-        run = build(self.config, self.folder, logs, stack, self.display.stage)
+        run = build(self.config, self.folder, logs, stack, self.display.stage, report=self._report)
         if self.checkpoint is not None:
             with self.display.stage(f"loading the checkpoint of step {self.start}"):
                 run.load(self.checkpoint.folder, self.checkpoint.driver_state(), self.start)
@@ -173,6 +174,12 @@ class Attempt:
     def _warn(self, message: str) -> None:
         self.display.note(message)
         self.events.write("warning", message=message)
+
+    def _report(self, event: Event) -> None:
+        """Write what a stage of the step reports; a notice is shown as well."""
+        self.events.report(event)
+        if event.notice:
+            self.display.note(event.notice)
 
     def _log(self, step: int, metrics: dict[str, float]) -> None:
         self.lock.check()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from tqppo.data.dataset import is_procedural
 from tqppo.data.prompts import DataSpec, Prompt, Sampler, demonstrations, for_validation
 from tqppo.data.prompts import load as load_prompts
 from tqppo.errors import PreflightError
+from tqppo.metrics.events import ReportEvent, unreported
 from tqppo.queue.client import Queue
 from tqppo.rollout.pool import RolloutPool
 from tqppo.rollout.teachers.pool import TeacherPool
@@ -31,6 +32,7 @@ from tqppo.run.configure import RunPaths
 from tqppo.run.folder import RunFolder
 from tqppo.run.live import LiveRun, Validator
 from tqppo.run.placement import check_resources, demands, process_shares
+from tqppo.run.teachers import Announce, prepare_teachers
 from tqppo.tiny.prepare import make_tiny_model
 from tqppo.trainers.stages import Clock
 from tqppo.weights import location
@@ -44,12 +46,19 @@ from tqppo.workers.reward_model import RewardModel
 from tqppo.workers.specs import RoleSpec
 from tqppo.workers.student import Student
 
-Announce = Callable[[str], AbstractContextManager[None]]  # shows the user what takes time
 START_TIMEOUT_S = 600.0
 W = TypeVar("W", bound=Worker)
 
 
-def build(config: Config, folder: RunFolder, logs: Path, stack: ExitStack, announce: Announce) -> LiveRun:
+def build(
+    config: Config,
+    folder: RunFolder,
+    logs: Path,
+    stack: ExitStack,
+    announce: Announce,
+    *,
+    report: ReportEvent = unreported,
+) -> LiveRun:
     """Start everything and wait until it is ready; closing `stack` takes it down."""
     check_resources(demands(config), ray.cluster_resources())  # type: ignore[no-untyped-call]
     with announce("making the model" if config.model.path == "tiny" else "finding the model"):
@@ -59,7 +68,7 @@ def build(config: Config, folder: RunFolder, logs: Path, stack: ExitStack, annou
         tokenizer=config.model.tokenizer or model,
         logs=logs,
         publish=publish_folder(stack),
-        teachers=prepare_teachers(config, model, announce),
+        teachers=prepare_teachers(config, model, folder.scores, announce),
         scores=folder.scores,
     )
     tokenizer = load_tokenizer(config, paths)
@@ -89,6 +98,7 @@ def build(config: Config, folder: RunFolder, logs: Path, stack: ExitStack, annou
         clock,
         trajectories=trajectory_schedule(config, folder),
         vocabulary=len(tokenizer),
+        report=report,
     )
     return LiveRun(
         queue, groups.actor, groups.critic, stages, clock, make_trainer(config, stages), sampler, validator, teachers
@@ -105,13 +115,6 @@ def prepare_model(config: Config, folder: Path) -> str:
     task = ray.remote(num_cpus=0)(make_tiny_model)
     shown = partial(demonstrations, DataSpec.of(config.data), seed=config.run.seed)
     return ray.get(task.remote(str(folder.resolve()), configure.tiny_model_spec(config), shown))
-
-
-def prepare_teachers(config: Config, model: str, announce: Announce) -> dict[str, str]:
-    """The folder or hub name of each teacher's model; `model` is the student's."""
-    if not facts.has_teachers(config):
-        return {}
-    return {name: model if teacher.path == facts.STUDENT else teacher.path for name, teacher in config.teachers.items()}
 
 
 def load_tokenizer(config: Config, paths: RunPaths) -> Any:
@@ -210,9 +213,9 @@ def start_teachers(
     config: Config, paths: RunPaths, queue: Queue, vocabulary: int, stack: ExitStack
 ) -> TeacherPool | None:
     """The teachers of the config, starting; None in modes without."""
-    if not facts.has_teachers(config):
+    setups = configure.teacher_setups(config, paths, vocabulary=vocabulary)
+    if not setups:
         return None
-    setups = [configure.teacher_setup(config, paths, name, vocabulary=vocabulary) for name in config.teachers]
     teachers = TeacherPool(setups, queue, configure.teacher_routing(config))
     stack.callback(teachers.close)
     teachers.start()

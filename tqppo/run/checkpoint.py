@@ -191,7 +191,7 @@ class CheckpointStore:
             if not (self.keep_every and step % self.keep_every == 0):
                 self._discard(self._path(step))
         for later in self.folder.glob(f"{LATER}*"):
-            if _step_of(later) <= newest:
+            if later.name[len(LATER) :].isdecimal() and _step_of(later) <= newest:
                 self._discard(later)
 
 
@@ -311,7 +311,7 @@ def _is_run(path: Path) -> bool:
 
 
 def _is_step(path: Path) -> bool:
-    return path.name.startswith(PREFIX) and path.name[len(PREFIX) :].isdigit()
+    return path.name.startswith(PREFIX) and path.name[len(PREFIX) :].isdecimal()
 
 
 def _step_of(path: Path) -> int:

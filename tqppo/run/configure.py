@@ -22,6 +22,7 @@ from tqppo.rollout.teachers.worker import TeacherSpec
 from tqppo.rollout.worker import RolloutSpec
 from tqppo.run.placement import process_shares
 from tqppo.tiny.prepare import TinyModelSpec
+from tqppo.tiny.teachers import TeacherRecipe
 from tqppo.workers.estimator import EstimatorSpec
 from tqppo.workers.specs import (
     DistillSpec,
@@ -77,6 +78,18 @@ def tiny_model_spec(config: Config) -> TinyModelSpec:
     )
 
 
+def teacher_recipe(config: Config) -> TeacherRecipe:
+    """A teacher that is made for a task has the student's shape."""
+    model = config.model
+    return TeacherRecipe(
+        family=model.family,
+        hidden_size=model.hidden_size,
+        num_layers=model.num_layers,
+        num_heads=model.num_heads,
+        tie_embeddings=model.tie_embeddings,
+    )
+
+
 def options_of(kind: type[Options], section: Section) -> Options:
     """An algorithm's options, each from the setting of the same name."""
     return kind(**{each.name: getattr(section, each.name) for each in fields(kind)})
@@ -113,6 +126,7 @@ def rollout_spec(config: Config, paths: RunPaths, eos_token_ids: tuple[int, ...]
         agent=rollout.agent,
         agent_args=dict(rollout.agent_args),
         max_trajectories=rollout.max_trajectories,
+        session_retries=rollout.session_retries,
         trust_remote_code=model.trust_remote_code,
         weight_sync=rollout.weight_sync,
         chat_template=config.data.chat_template,
@@ -202,7 +216,13 @@ def distill_spec(config: Config, paths: RunPaths, special_ids: tuple[int, ...]) 
 # -- teachers ----------------------------------------------------------------------------------------------------------
 
 
-def teacher_setup(config: Config, paths: RunPaths, name: str, *, vocabulary: int) -> TeacherSetup:
+def teacher_setups(config: Config, paths: RunPaths, *, vocabulary: int) -> list[TeacherSetup]:
+    """The teachers in the config's order; none in modes without."""
+    names = config.teachers if facts.has_teachers(config) else ()
+    return [_teacher_setup(config, paths, name, vocabulary) for name in names]
+
+
+def _teacher_setup(config: Config, paths: RunPaths, name: str, vocabulary: int) -> TeacherSetup:
     """One teacher: its replicas get the values of its own section, and nothing else."""
     teacher, distillation, features = config.teachers[name], config.distillation, facts.features(config)
     able = capabilities_of(teacher.backend)

@@ -133,8 +133,8 @@ class RunLock:
             if error.errno in space.FULL:
                 raise space.out_of_space(self.path.parent, 0, error) from error
             raise PreflightError(
-                f"{self.path} cannot be opened for writing: {error.strerror}. A run's folder must be writable to go on "
-                "with the run: copy it to where it is, or start a new run from its config"
+                f"{self.path} cannot be opened for writing: {error.strerror}. To go on with a run, its folder must be "
+                "writable: copy it to a place where it is"
             ) from None
         try:
             with space.explained(self.path.parent, 0):

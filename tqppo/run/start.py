@@ -88,6 +88,8 @@ def _checkpoint_of(folder: RunFolder, wanted: Path | None, warn: Callable[[str],
     try:
         return _store(folder).newest(warn)
     except CheckpointError as error:
+        if str(folder.config) in str(error):  # damaged: a run from it would train with other settings
+            raise
         again = f"tqppo train --config {folder.config} --name NEW-NAME"
         raise CheckpointError(f"{error}\nTo train it again from the start: {again}") from None
 

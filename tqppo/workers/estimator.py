@@ -19,6 +19,7 @@ from tqppo import dataflow, ray_calls
 from tqppo.algorithms import correction, kl
 from tqppo.algorithms.advantages import Estimate, EstimateInputs, EstimateOptions, estimate
 from tqppo.algorithms.aggregate import session_weights
+from tqppo.algorithms.credit import Turns
 from tqppo.algorithms.data_metrics import data_metrics
 from tqppo.algorithms.groups import RowGroups
 from tqppo.algorithms.layout import row_counts
@@ -122,6 +123,7 @@ class Estimator:
             baseline_reward=columns.get("baseline_reward"),
             old_logprobs=flat.get("old_logprobs"),
             sum_pi_squared=flat.get("sum_pi_squared"),
+            turns=_turns(columns) if self.spec.features.credits_turns else None,
         )
 
     def _results(self, inputs: EstimateInputs, result: Estimate) -> dict[str, Jagged | Tensor]:
@@ -185,6 +187,12 @@ class Estimator:
             put["correction_weights"] = Jagged(weights, rows.lengths)
             metrics |= correction.weight_metrics(weights, mask, kept)
         return kept, metrics, put
+
+
+def _turns(columns: dict[str, Tensor]) -> Turns:
+    ends, rewards, anchors = (columns[name] for name in ("turn_ends", "turn_rewards", "turn_anchors"))
+    counts: Tensor = ends.offsets().diff()  # type: ignore[attr-defined]
+    return Turns(counts, ends.values(), rewards.values(), anchors.values())
 
 
 def describe_rows(tags: Sequence[Any]) -> RowGroups:

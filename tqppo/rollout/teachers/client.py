@@ -65,9 +65,8 @@ class TeacherRoutes:
         if found is None:
             value = repr(prompt.extra.get(self.column)) if self.column else repr(prompt.source)
             known = "; ".join(f"{each.name}: {', '.join(each.match)}" for each in self.teachers)
-            raise DataError(
-                f"prompt {prompt.uid}: no teacher scores rows whose {self.column or 'source'} is {value}; they match {known}"
-            )
+            column = self.column or "source"
+            raise DataError(f"prompt {prompt.uid}: no teacher scores rows whose {column} is {value}; known: {known}")
         return found
 
 
@@ -110,7 +109,7 @@ class TeacherClient:
     ) -> list[np.ndarray]:
         """A teacher's log-probabilities of the tokens after `starts`."""
         figures = self.report.of(route.name)
-        answer = await self._ask(
+        answer: list[np.ndarray] = await self._ask(
             route, lambda replica: call(replica, TeacherWorker.logprobs, tokens, starts), turn, figures
         )
         figures.rows += len(tokens)

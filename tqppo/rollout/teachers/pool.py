@@ -163,7 +163,7 @@ def check_agreement(setup: TeacherSetup, replicas: Sequence[ReadyTeacher]) -> No
         if (apart := distance(first.probes[0], once)) > setup.tolerance:
             raise PreflightError(
                 f"teacher {name}: replicas 0 and {number} differ by {apart:.2g} in the mean of their log-probabilities "
-                f"of the same tokens (allowed: {setup.tolerance:g}). Do they serve the same model, in the same precision?"
+                f"of the same tokens (allowed: {setup.tolerance:g}). Do they serve the same model in the same type?"
             )
 
 

@@ -100,7 +100,7 @@ def test_the_head_is_computed_for_the_rows_that_were_asked_for_only(tiny_model: 
 def test_order_and_repeats_do_not_change_the_bytes_of_a_batch(tiny_model: Path) -> None:
     scorer, asked = scoring.Scorer(forward.ModelForward(load(tiny_model))), batch(30)
     first = scorer.score(asked)
-    order = random.Random(1).sample(range(30), 30) + [4, 4, 7]
+    order = [*random.Random(1).sample(range(30), 30), 4, 4, 7]
     shuffled = scoring.Sequences([asked.tokens[i] for i in order], [asked.starts[i] for i in order], 3, False)
     assert [as_bytes(each) for each in scorer.score(shuffled)] == [as_bytes(first[i]) for i in order]
 
