@@ -116,10 +116,10 @@ def _roles(config: Config, shape: ModelShape | None) -> Iterator[PlannedRole]:
 
 def _worker_role(config: Config, role: str, ranks: int, shape: ModelShape | None, dtype: str) -> PlannedRole:
     """A role that computes over rows. `shape` is the actor's, which roles without a path of their own share."""
-    frozen = {"reference": config.reference, "reward_model": config.reward_model}
-    own_paths = {"critic": config.critic.path, **{name: section.path for name, section in frozen.items()}}
-    path, learns = own_paths.get(role, ""), role in facts.learning_roles(config)
-    budget = (facts.optimizer_of(config, role) if learns else frozen[role]).micro_batch_tokens
+    frozen = config.reward_model if role == "reward_model" else config.reference
+    learns = role in facts.learning_roles(config)
+    path = frozen.path if not learns else config.critic.path if role == "critic" else ""
+    budget = (facts.optimizer_of(config, role) if learns else frozen).micro_batch_tokens
     longest = rows_per_step(config) * config.rollout.max_trajectories * context_tokens(config) // ranks
     how = Training(
         ranks,
