@@ -121,6 +121,9 @@ class RowTags(RowIdentity, total=False):
     is_padding: bool
     answer: str  # validation only: what the row answered, cut to a few characters
     last: bool  # validation only: whether this is the session's last trajectory
+    teacher: str  # validation with teachers only, of sampled rows: the teacher that was asked
+    teacher_kl: float  # the sum of log q - log p over the tokens that the student sampled
+    teacher_tokens: int  # the number of these tokens
 
 
 class PromptTags(TypedDict):

@@ -180,10 +180,6 @@ ACTOR_UPDATE = Stage(
         **_TEACHER_COLUMNS,
     ),
 )
-DIVERGENCE = Stage(  # of validation, which no step has
-    "actor.divergence",
-    reads_when=_columns("tokens", "response_mask", **_TEACHER_COLUMNS),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,8 +195,11 @@ class Mode:
     trainer: str  # `module:Class`, imported when a run is built
     stages: tuple[Stage, ...]
     advantage: str = "grpo"  # the estimator unless the config names one
-    has_critic: bool = False
     has_teachers: bool = False
+
+    @property
+    def has_critic(self) -> bool:
+        return any(stage.name.startswith("critic.") for stage in self.stages)
 
 
 _BEFORE_ADVANTAGES = (GENERATE, SCORE, OLD_LOGPROBS, REFERENCE_LOGPROBS)
@@ -214,7 +213,6 @@ MODES: dict[str, Mode] = {
             "tqppo.trainers.ppo:PpoTrainer",
             (*_BEFORE_ADVANTAGES, VALUES, ESTIMATE, CRITIC_UPDATE, ACTOR_UPDATE),
             advantage="gae",
-            has_critic=True,
         ),
         Mode(
             "grpo",

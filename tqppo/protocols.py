@@ -51,11 +51,17 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Log-probabilities of a given sequence of S tokens: row i is about token i + 1; the last row is 0."""
+    """Log-probabilities of a given sequence of S tokens at temperature 1.
+
+    Row i is about token i + 1. The last row and the rows that were not asked for are 0. Top tokens come likeliest
+    first. `hidden` has the inputs of the output head: `hidden @ head.T` are the logits, up to the scaling and capping
+    that the architecture applies after its head.
+    """
 
     logprobs: np.ndarray  # float32 [S]
     top_ids: np.ndarray  # int32 [S, K]
     top_logprobs: np.ndarray  # float32 [S, K]
+    hidden: np.ndarray | None = None  # float32 [S, H]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +145,7 @@ class EngineCapabilities:
     """What `validate-config` may rely on without starting the engine."""
 
     score_top_k: int = 0  # largest K of `score`; 0: cannot score
+    score_hidden: bool = False  # `score` can return hidden states
     needs_environment: bool = False  # runs in an interpreter of its own
     attach: bool = False  # can use servers that already run
     tensor_parallel: bool = False
@@ -151,7 +158,10 @@ class RolloutEngine(Protocol):
     """Token ids in, token ids out, asynchronous. All methods run on one event loop.
 
     - `start` loads the model (and starts processes); the constructor starts nothing.
-    - `generate` and `score` may be called concurrently, in any number.
+    - `generate`, `score` and `score_many` may be called concurrently, in any number.
+    - `score` computes the rows from `start` on. `hidden` asks for the hidden states too.
+    - `score_many` scores sequences, each from its own start (all from 0 if `starts` is empty), as a batch of their own:
+      a deterministic engine returns the same bytes for the same arguments, whatever else it is computing.
     - `expect(n)` announces that n `generate` calls are about to come, so that a deterministic engine
       can admit them together, ordered by `Request.order`; other engines ignore it.
     - `load_weights` returns when every later completion comes from the new weights and carries their version.
@@ -165,7 +175,10 @@ class RolloutEngine(Protocol):
     def expect(self, num_requests: int) -> None: ...
     async def generate(self, request: Request) -> Completion: ...
     async def abort(self, request_id: str) -> None: ...
-    async def score(self, tokens: Sequence[int], top_k: int = 0) -> Scores: ...
+    async def score(self, tokens: Sequence[int], top_k: int = 0, *, start: int = 0, hidden: bool = False) -> Scores: ...
+    async def score_many(
+        self, sequences: Sequence[Sequence[int]], top_k: int = 0, *, starts: Sequence[int] = (), hidden: bool = False
+    ) -> list[Scores]: ...
     async def load_weights(self, source: WeightSource) -> None: ...
     async def sleep(self) -> None: ...
     async def wake(self) -> None: ...

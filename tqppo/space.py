@@ -14,6 +14,7 @@ from pathlib import Path
 
 from tqppo.errors import OutOfSpace
 
+SHARED_MEMORY = Path("/dev/shm")
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 

@@ -22,7 +22,7 @@ from tqppo.protocols import (
     Scores,
 )
 
-from .server.api import CONTROL_TIMEOUT_S, Arguments, ServerApi, check_served_model, tokens_left
+from .server.api import CONTROL_TIMEOUT_S, Arguments, ServerApi, check_served_model, from_row, tokens_left
 from .server.engine import ServerEngine
 from .server.group import Rendezvous
 from .server.http import EngineServer
@@ -154,7 +154,7 @@ class SGLangServer(ServerApi):
             },
         }
 
-    async def score(self, server: EngineServer, tokens: Sequence[int], top_k: int) -> Scores:
+    async def score(self, server: EngineServer, tokens: Sequence[int], top_k: int, start: int) -> Scores:
         body = {
             "rid": f"score.{next(self.numbers)}",
             "input_ids": list(tokens),
@@ -165,7 +165,7 @@ class SGLangServer(ServerApi):
         }
         answer = await server.ask("POST", "/generate", body, timeout_s=self.spec.request_timeout_s)
         self.check_label({answer["meta_info"]["weight_version"]})
-        return _scores(len(tokens), answer["meta_info"], top_k)
+        return from_row(_scores(len(tokens), answer["meta_info"], top_k), start)
 
     async def abort(self, server: EngineServer, request_id: str) -> None:
         await server.ask("POST", "/abort_request", {"rid": request_id}, timeout_s=CONTROL_TIMEOUT_S)

@@ -14,7 +14,7 @@ from tqppo.engines.capabilities import BUILT_IN
 from tqppo.errors import BackendError, EngineError
 from tqppo.protocols import Bucket, Completion, EngineCapabilities, FinishReason, Request, Scores
 
-from .server.api import CONTROL_TIMEOUT_S, Arguments, ServerApi, check_served_model, tokens_left
+from .server.api import CONTROL_TIMEOUT_S, Arguments, ServerApi, check_served_model, from_row, tokens_left
 from .server.engine import ServerEngine
 from .server.group import Rendezvous
 from .server.http import EngineServer
@@ -130,10 +130,10 @@ class VLLMServer(ServerApi):
             weight_version=0,
         )
 
-    async def score(self, server: EngineServer, tokens: Sequence[int], top_k: int) -> Scores:
+    async def score(self, server: EngineServer, tokens: Sequence[int], top_k: int, start: int) -> Scores:
         body = self._body(tokens, f"score.{next(self.numbers)}", temperature=1.0, max_tokens=1, prompt_logprobs=top_k)
         answer = await server.ask("POST", "/inference/v1/generate", body, timeout_s=self.spec.request_timeout_s)
-        return _scores(tokens, answer["prompt_logprobs"], top_k)
+        return from_row(_scores(tokens, answer["prompt_logprobs"], top_k), start)
 
     def _body(self, tokens: Sequence[int], request_id: str, **sampling: object) -> dict[str, object]:
         names = {"request_id": request_id, "model": self.served_name}

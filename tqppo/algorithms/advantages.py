@@ -61,7 +61,7 @@ class Estimate:
     metrics: Metrics = field(default_factory=dict)
 
 
-Estimator = Callable[[EstimateInputs, EstimateOptions], Estimate]
+EstimatorFunction = Callable[[EstimateInputs, EstimateOptions], Estimate]
 
 
 def estimate(name: str, inputs: EstimateInputs, options: EstimateOptions) -> Estimate:
@@ -131,7 +131,7 @@ def token_baseline(inputs: EstimateInputs, options: EstimateOptions, *, skips_ma
     return Estimate(advantages, returns)
 
 
-def group_estimator(name: str) -> Estimator:
+def group_estimator(name: str) -> EstimatorFunction:
     """The estimator that gives each row the scalar of its session, by the rule called `name` in `groups`."""
 
     def estimator(inputs: EstimateInputs, options: EstimateOptions) -> Estimate:
@@ -182,7 +182,7 @@ def to_tokens(scalars: Tensor, mask: Tensor, lengths: Tensor) -> Tensor:
     return apply_mask(mask, per_token(scalars, lengths))
 
 
-ADVANTAGES: dict[str, Estimator] = {
+ADVANTAGES: dict[str, EstimatorFunction] = {
     "gae": gae,
     **{name: group_estimator(name) for name in GROUP_ESTIMATORS},
     "gdpo": gdpo,

@@ -6,8 +6,7 @@ does not count, neutral values everywhere. Its tag `is_padding` keeps it out of 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -19,11 +18,6 @@ from tqppo.errors import DataError
 PROMPT_LENGTH = 1
 RESPONSE_LENGTH = 1
 _LENGTHS = {Kind.SEQUENCE: PROMPT_LENGTH + RESPONSE_LENGTH, Kind.RESPONSE: RESPONSE_LENGTH, Kind.RAGGED: 0}
-
-
-def required_multiple(ranks: int, mini_batch_rows: Iterable[int] = ()) -> int:
-    """The number that the rows of a batch must be a multiple of: ranks, and rows of each role's mini-batch (0: all)."""
-    return math.lcm(ranks, *(rows for rows in mini_batch_rows if rows > 0))
 
 
 def num_padding(num_rows: int, multiple: int) -> int:

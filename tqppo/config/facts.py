@@ -5,6 +5,7 @@ Checks, plan and run all ask here, so that they cannot disagree.
 
 from __future__ import annotations
 
+import re
 from math import lcm
 
 from tqppo import dataflow
@@ -99,7 +100,7 @@ def worker_roles(config: Config) -> dict[str, int]:
     found = {role: optimizer_of(config, role).ranks for role in learning_roles(config)}
     if has_own_reference(config):
         found["reference"] = config.reference.ranks
-    if config.reward_model.path:
+    if features(config).has_reward_model:
         found["reward_model"] = config.reward_model.ranks
     return found
 
@@ -153,5 +154,62 @@ def model_shape(config: Config) -> ModelShape | None:
     )
 
 
+def compute_dtype(config: Config) -> str:
+    """The type that models compute in."""
+    on_gpu = bool(config.cluster.gpus_per_node)
+    return config.model.dtype if config.model.dtype != "auto" else ("bfloat16" if on_gpu else "float32")
+
+
 def data_sources(config: Config) -> list[str]:
     return [config.data.train] if isinstance(config.data.train, str) else list(config.data.train)
+
+
+# -- teachers ----------------------------------------------------------------------------------------------------------
+
+STUDENT = "student"  # as a teacher's path: the student at its start
+TASK = "task:"  # begins the path of a tiny teacher that is made for a task
+
+
+def student_teachers(config: Config) -> list[str]:
+    """Teachers that are the student's own initial weights."""
+    return [name for name, teacher in config.teachers.items() if teacher.path == STUDENT]
+
+
+def task_teachers(config: Config) -> dict[str, str]:
+    """Teachers that are made for a task, with the task's name."""
+    paths = {name: teacher.path for name, teacher in config.teachers.items()}
+    return {name: path.removeprefix(TASK) for name, path in paths.items() if path.startswith(TASK)}
+
+
+def named_models(config: Config) -> dict[str, str]:
+    """Teachers that are models of their own, with their folders or hub names."""
+    made = {*student_teachers(config), *task_teachers(config)}
+    return {name: teacher.path for name, teacher in config.teachers.items() if name not in made}
+
+
+def teacher_shape(config: Config, name: str) -> ModelShape | None:
+    """The shape of a teacher's model; teachers that are made have the student's."""
+    path = named_models(config).get(name)
+    return model_shape(config) if path is None else shape_of(path)
+
+
+def teacher_context_tokens(config: Config, name: str) -> int:
+    """Tokens of the longest sequence that a teacher's engine accepts."""
+    teacher = config.teachers[name]
+    if teacher.max_context_tokens:
+        return teacher.max_context_tokens
+    needed = teacher_needs_tokens(config, name)
+    shape = teacher_shape(config, name)
+    room = context_tokens(config) if teacher.prompt else 0  # for what its own prompt has beside the student's
+    return needed + (min(room, max(0, shape.context - needed)) if shape and shape.context else room)
+
+
+def teacher_needs_tokens(config: Config, name: str) -> int:
+    """Tokens of the longest row and the one after it, with the fixed text of the teacher's own prompt."""
+    fixed = re.sub(r"\{[^{}]*\}", "", config.teachers[name].prompt)
+    return context_tokens(config) + 1 + len(fixed.split())
+
+
+def routes_rows(config: Config) -> bool:
+    """Whether a column chooses the teacher of a row. A single teacher without `match` scores all rows."""
+    return len(config.teachers) > 1 or any(teacher.match for teacher in config.teachers.values())

@@ -13,9 +13,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from tqppo import dataflow
 
 if TYPE_CHECKING:
-    Mode = str
+    ModeName = str
 else:
-    Mode = Literal[tuple(dataflow.mode_names())]  # installed packages may add modes
+    ModeName = Literal[tuple(dataflow.mode_names())]  # installed packages may add modes
 Kl = Literal["none", "k1", "abs", "k2", "k3", "k1+", "k2+", "k3+"]
 Positive = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[int, Field(ge=0)]
@@ -490,7 +490,7 @@ class ClusterSection(Section):
 class Config(Section):
     """All settings of a run."""
 
-    mode: Mode = "grpo"
+    mode: ModeName = "grpo"
     """What to train with: ppo (critic, GAE), grpo (groups of sessions), distill (on-policy distillation)."""
     run: RunSection = RunSection()
     """Name, folder, seed and length of the run."""

@@ -34,12 +34,12 @@ from tqppo.protocols import (
 from tqppo.tiny.model import byte_tokenizer, write_tiny_model
 
 T = TypeVar("T")
-Options = Mapping[str, Any]  # some fields of `Sampling` or `EngineSpec`
+Fields = Mapping[str, Any]  # some fields of `Sampling` or `EngineSpec`
 MAX_CONTEXT = 512
 TIMEOUT_S = 120.0
 EOS = int(byte_tokenizer().eos_token_id)
 # Requests of one batch. Greedy has no filters, because engines differ in whether filters change its logprobs.
-MIXED: tuple[Options, ...] = (
+MIXED: tuple[Fields, ...] = (
     {"temperature": 0.0},
     {"temperature": 0.7},
     {"top_k": 10},
@@ -131,7 +131,7 @@ def prompts(count: int, *, longest: int = 24, seed: int = 0) -> list[list[int]]:
 
 
 @pytest.fixture(scope="session")
-def engine_options() -> Options:
+def engine_options() -> Fields:
     """Further fields of `EngineSpec` that this back end needs on this machine."""
     return {}
 
@@ -151,7 +151,7 @@ def event_loop_of_run() -> Iterator[asyncio.AbstractEventLoop]:
 
 
 def open_subject(
-    name: str, folder: Path, loop: asyncio.AbstractEventLoop, options: Options, log_dir: Path
+    name: str, folder: Path, loop: asyncio.AbstractEventLoop, options: Fields, log_dir: Path
 ) -> Iterator[Subject]:
     settings = {
         "model": str(folder),
@@ -172,7 +172,7 @@ def open_subject(
 @pytest.fixture(scope="session")
 def subject(
     backend_name: str,
-    engine_options: Options,
+    engine_options: Fields,
     event_loop_of_run: asyncio.AbstractEventLoop,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Subject]:
@@ -185,7 +185,7 @@ def subject(
 @pytest.fixture
 def untied_subject(
     backend_name: str,
-    engine_options: Options,
+    engine_options: Fields,
     event_loop_of_run: asyncio.AbstractEventLoop,
     tmp_path: Path,
 ) -> Iterator[Subject]:
@@ -216,7 +216,7 @@ def test_logprobs_are_those_of_the_sampling_distribution(
     "filters", [{"top_k": 5}, {"top_p": 0.6}, {"top_k": 20, "top_p": 0.8, "temperature": 0.7}], ids=str
 )
 def test_logprobs_are_renormalised_over_what_top_k_and_top_p_leave(
-    subject: Subject, tolerance: float, filters: Options
+    subject: Subject, tolerance: float, filters: Fields
 ) -> None:
     requests = [request(prompt, seed=i, max_new_tokens=8, **filters) for i, prompt in enumerate(prompts(6))]
     completions = assert_exact(subject, requests, tolerance)

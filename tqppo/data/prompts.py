@@ -71,9 +71,9 @@ class DataSpec:
 Demonstration = tuple[list[Message], str]
 
 
-def demonstrations(spec: DataSpec, *, seed: int) -> Sequence[Demonstration]:
-    """(messages, answer) of each training row, for a warm start; rows are read when they are used."""
-    return _Demonstrations(spec, spec.rows(seed=seed))
+def demonstrations(spec: DataSpec, *, seed: int, held_out: bool = False) -> Sequence[Demonstration]:
+    """(messages, answer) of each row, for supervised training; rows are read when they are used."""
+    return _Demonstrations(spec, spec.rows(seed=seed, held_out=held_out))
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from importlib.metadata import entry_points
 from tqppo.protocols import EngineCapabilities
 
 BUILT_IN: dict[str, EngineCapabilities] = {
-    "embedded": EngineCapabilities(score_top_k=2**31 - 1, deterministic=True),
+    "embedded": EngineCapabilities(score_top_k=2**31 - 1, score_hidden=True, deterministic=True),
     "vllm": EngineCapabilities(
         score_top_k=1024, needs_environment=True, attach=True, tensor_parallel=True, broadcast=True
     ),

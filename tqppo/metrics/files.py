@@ -15,7 +15,7 @@ from tqppo import space
 from tqppo.protocols import Metrics
 
 Line = dict[str, float | None]  # one line of metrics.jsonl; null stands for a value that was not finite
-TIMINGS = ("timing_s/", "timing_per_token_ms/", "perf/")
+TIMINGS = ("timing_s/", "timing_per_token_ms/", "perf/", "teacher/")  # teachers answer from their cache, too
 
 
 class MetricsLog:

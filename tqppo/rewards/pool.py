@@ -21,7 +21,7 @@ from itertools import count
 
 from tqppo.errors import DataError
 
-Message = dict[str, object]  # one JSON object of the protocol that `process` describes
+JsonMessage = dict[str, object]  # one JSON object of the protocol that `process` describes
 START_TIMEOUT_S = 120.0  # importing a user's module may mean importing torch
 CONCURRENT_ASYNC = 32  # samples that one process works on at once when the function is async
 GRACE_S = 2.0  # an async function's process ends late samples itself; after this much longer it is stuck
@@ -58,7 +58,7 @@ class RewardProcess:
             stdout=subprocess.PIPE,
             start_new_session=True,  # so that killpg reaches its children, and Ctrl-C at the terminal does not reach it
         )
-        self._pending: dict[object, Future[Message]] = {"start": Future()}
+        self._pending: dict[object, Future[JsonMessage]] = {"start": Future()}
         self._lock = threading.Lock()
         self._ids = count()
         started = self._pending["start"]
@@ -80,8 +80,8 @@ class RewardProcess:
     def is_alive(self) -> bool:
         return self._process.poll() is None
 
-    def submit(self, sample: Mapping[str, object]) -> Future[Message]:
-        future: Future[Message] = Future()
+    def submit(self, sample: Mapping[str, object]) -> Future[JsonMessage]:
+        future: Future[JsonMessage] = Future()
         with self._lock:
             number = next(self._ids)
             self._pending[number] = future
@@ -120,10 +120,10 @@ class RewardProcess:
             future.set_exception(ProcessDied(f"its process died ({_ending(self._process.returncode)})"))
 
 
-class _Closed(dict[object, "Future[Message]"]):
+class _Closed(dict[object, "Future[JsonMessage]"]):
     """The pending samples of a dead process: a sample that is added fails at once."""
 
-    def __setitem__(self, key: object, future: Future[Message]) -> None:
+    def __setitem__(self, key: object, future: Future[JsonMessage]) -> None:
         future.set_exception(ProcessDied("its process has ended"))
 
 
@@ -206,7 +206,7 @@ class ProcessPool:
                 process.kill()
 
 
-def _value(answer: Message, timeout_s: float) -> object:
+def _value(answer: JsonMessage, timeout_s: float) -> object:
     if "error" in answer:
         raise SampleFailed(str(answer["error"]))
     if "timeout" in answer:

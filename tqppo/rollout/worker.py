@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, cast
 
+import numpy as np
 import ray
 
 from tqppo import plugins
@@ -17,9 +18,14 @@ from tqppo.data.prompts import Prompt
 from tqppo.errors import DataError, EngineError
 from tqppo.protocols import EngineSpec, RolloutEngine, WeightSource
 from tqppo.queue.client import Queue
+from tqppo.ray_calls import this_node
 from tqppo.rewards.scorer import Scorer, ScorerSpec
 from tqppo.rollout.assignment import Assignment
+from tqppo.rollout.chunks import ChunkWriter
 from tqppo.rollout.loops.base import AgentLoop, Session, Trajectory, load_loop
+from tqppo.rollout.teachers.client import TeacherClient, TeacherRoutes
+from tqppo.rollout.teachers.figures import RolloutReport
+from tqppo.rollout.teachers.privileged import ChatTokenizer, own_prompt
 from tqppo.rollout.writer import GroupWriter, Outcome
 from tqppo.weights.copy import Copies
 from tqppo.weights.send import meeting_place
@@ -39,9 +45,10 @@ class RolloutSpec:
     max_trajectories: int = 1
     trust_remote_code: bool = False
     weight_sync: str = "auto"
+    chat_template: bool = True  # whether prompts are rendered as chats
 
 
-class Decoder(Protocol):
+class TextDecoder(ChatTokenizer, Protocol):
     """The part of a tokenizer that the worker uses."""
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str: ...
@@ -58,25 +65,49 @@ class RolloutWorker:
         self.copies = Copies()
         self.loop: AgentLoop = load_loop(spec.agent, spec.agent_args)
         self.scorer: Scorer | None = None
+        self.teachers: TeacherClient | None = None
 
     async def start(self) -> str:
         """Load the tokenizer, start the reward function and the engine; returns Ray's id of this node."""
         from transformers import AutoTokenizer
 
         loaded = AutoTokenizer.from_pretrained(self.spec.tokenizer, trust_remote_code=self.spec.trust_remote_code)
-        self.tokenizer = cast(Decoder, loaded)
+        self.tokenizer = cast(TextDecoder, loaded)
         self.scorer = Scorer(self.spec.reward)
         await self.engine.start()
-        return ray.get_runtime_context().get_node_id() if ray.is_initialized() else ""
+        return this_node() if ray.is_initialized() else ""
 
-    async def generate(self, prompts: Sequence[tuple[int, Prompt]], task: Assignment) -> None:
-        """Sample every session of these (order, prompt) pairs; returns when all groups are in the queue."""
+    async def use_teachers(self, routes: TeacherRoutes, place: int) -> None:
+        """Have rows scored from now on. `place` is this worker's number."""
+        self.teachers = TeacherClient(routes, place)
+
+    async def generate(self, prompts: Sequence[tuple[int, Prompt]], task: Assignment) -> RolloutReport:
+        """Sample every session of these (order, prompt) pairs; returns when all groups are in the queue, and scored."""
         self.engine.expect(len(prompts) * task.num_sessions)
-        writer = GroupWriter(self.queue, task)
+        writer = self._writer([prompt for _, prompt in prompts], task)
         await asyncio.gather(*(self._group(order, prompt, task, writer) for order, prompt in prompts))
         await writer.finish()
+        return RolloutReport() if self.teachers is None else self.teachers.take_report()
 
-    async def _group(self, order: int, prompt: Prompt, task: Assignment, writer: GroupWriter) -> None:
+    def _writer(self, prompts: Sequence[Prompt], task: Assignment) -> GroupWriter | ChunkWriter:
+        if self.teachers is None:
+            return GroupWriter(self.queue, task)
+        tokenizer, chat_template = self.tokenizer, self.spec.chat_template
+        return ChunkWriter(
+            self.queue,
+            task,
+            prompts,
+            self.teachers,
+            own_prompt=lambda template, prompt: own_prompt(template, prompt, tokenizer, chat_template=chat_template),
+            student_logprobs=self._logprobs,
+        )
+
+    async def _logprobs(self, tokens: list[list[int]], starts: list[int]) -> list[np.ndarray]:
+        """The student's log-probabilities of the tokens after `starts`, at temperature 1."""
+        scores = await self.engine.score_many(tokens, starts=starts)
+        return [each.logprobs[start:-1] for each, start in zip(scores, starts, strict=True)]
+
+    async def _group(self, order: int, prompt: Prompt, task: Assignment, writer: GroupWriter | ChunkWriter) -> None:
         """Run all sessions of one prompt. A failed session marks its group; a failed engine or dataset ends the run."""
         outcomes = await asyncio.gather(
             *(self._session(order, prompt, index, task) for index in range(task.num_sessions)),
@@ -87,7 +118,7 @@ class RolloutWorker:
                 raise outcome
         finished = [outcome for outcome in outcomes if isinstance(outcome, Outcome)]
         errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
-        writer.add(order, prompt, finished, errors)
+        await writer.add(order, prompt, finished, errors)
 
     async def _session(self, order: int, prompt: Prompt, index: int, task: Assignment) -> Outcome:
         is_greedy = index == task.group_size

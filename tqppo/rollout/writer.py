@@ -58,7 +58,9 @@ class GroupWriter:
         self.timer: asyncio.TimerHandle | None = None
         self.flushing: asyncio.Task[None] | None = None
 
-    def add(self, order: int, prompt: Prompt, outcomes: Sequence[Outcome], errors: Sequence[BaseException]) -> None:
+    async def add(
+        self, order: int, prompt: Prompt, outcomes: Sequence[Outcome], errors: Sequence[BaseException]
+    ) -> None:
         rows = group_rows(order, prompt, outcomes, self.task)
         self.rows += rows
         self.markers[prompt.uid] = group_marker(order, len(rows), outcomes, errors)

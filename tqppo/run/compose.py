@@ -42,7 +42,7 @@ TOLERANCE = {"float32": 1e-3}  # of log-probabilities after a weight sync; small
 
 @dataclass(frozen=True)
 class StageGroups:
-    """The worker groups that stages call, real ones or a test's."""
+    """The worker group of each role that the run has."""
 
     actor: Group[Actor]
     critic: Group[Critic] | None = None

@@ -50,6 +50,11 @@ class RunFolder:
         return self.path / "model"
 
     @property
+    def scores(self) -> Path:
+        """What the run's teachers have computed, kept so that a resumed run does not ask them twice."""
+        return self.path / "teachers"
+
+    @property
     def export(self) -> Path:
         return self.path / "export" / "hf"
 

@@ -35,6 +35,10 @@ MAY_CHANGE = (
     "rollout.start_timeout_s",
     "rollout.request_timeout_s",
     "rollout.max_restarts",
+    "distillation.timeout_s",
+    "distillation.retries",
+    "distillation.cache_gb",
+    "distillation.on_teacher_failure",
     "cluster.address",
 )
 
@@ -92,8 +96,6 @@ def _go_on(config: Config, folder: RunFolder, found: Checkpoint, verbosity: int)
 
 def refuse_what_is_not_there(config: Config, name: str) -> None:
     """Modes and agent loops whose trainer is not part of this version, by name."""
-    if config.mode == "distill":
-        raise PreflightError(f"{name}: training in mode distill is not there yet; validate-config and the plan are")
     if config.rollout.agent in ("tools", "rewrite"):
         raise PreflightError(
             f"{name}: the agent loop {config.rollout.agent!r} is not there yet; "

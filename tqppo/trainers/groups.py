@@ -18,7 +18,7 @@ Generate = Callable[[Sequence[tuple[int, Prompt]]], None]
 
 
 @dataclass(slots=True)
-class Group:
+class PromptGroup:
     """The rows of one prompt, and the outcome that its marker gives."""
 
     uid: str
@@ -32,11 +32,11 @@ class Group:
 
 
 @dataclass(slots=True)
-class Sorted:
+class SortedGroups:
     """The groups of a step so far, and how many rows were taken out."""
 
-    kept: list[Group] = field(default_factory=list)
-    without_signal: list[Group] = field(default_factory=list)  # spare: used if the rounds run out
+    kept: list[PromptGroup] = field(default_factory=list)
+    without_signal: list[PromptGroup] = field(default_factory=list)  # spare: used if the rounds run out
     num_to_replace: int = 0
     num_filtered: int = 0
     num_failed: int = 0
@@ -60,7 +60,7 @@ class GroupCollector:
 
     def collect(self, num_prompts: int, generate: Generate) -> tuple[BatchMeta, Metrics]:
         """A batch of `num_prompts` groups in canonical order; its rows and no others are left in the queue."""
-        found = Sorted()
+        found = SortedGroups()
         wanted, drawn = num_prompts, 0
         for _ in range(self.max_rounds):
             prompts = self.draw(wanted)
@@ -79,7 +79,7 @@ class GroupCollector:
             raise TrainingAborted("no trajectories: every group of this step failed or was dropped")
         return BatchMeta.join([group.rows for group in kept]).in_order(), found.metrics()
 
-    def _settled(self, prompts: Sequence[Prompt]) -> list[Group]:
+    def _settled(self, prompts: Sequence[Prompt]) -> list[PromptGroup]:
         """The groups of these prompts, in order. Their markers are removed from the queue."""
         uids = [prompt.uid for prompt in prompts]
         markers = self.queue.wait(uids, where={"status": ("finished", "failed", "dropped")})
@@ -90,11 +90,11 @@ class GroupCollector:
             if "uid" in tags:
                 rows[tags["uid"]].append(i)
         return [
-            Group(uid, tags["status"], tags["error"], everything.take(rows[uid]))
+            PromptGroup(uid, tags["status"], tags["error"], everything.take(rows[uid]))
             for uid, tags in zip(markers.keys, markers.tags, strict=True)
         ]
 
-    def _sort(self, groups: list[Group], found: Sorted) -> None:
+    def _sort(self, groups: list[PromptGroup], found: SortedGroups) -> None:
         """Keep each group, set it aside, or clear its rows."""
         for group in groups:
             failed = group.status == "failed" and self.on_incomplete != "keep"
@@ -111,7 +111,7 @@ class GroupCollector:
             else:
                 found.kept.append(group)
 
-    def _clear(self, groups: list[Group]) -> int:
+    def _clear(self, groups: list[PromptGroup]) -> int:
         """Remove the groups' rows from the queue; returns how many there were."""
         for group in groups:
             if len(group.rows):

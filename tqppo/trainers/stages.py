@@ -26,6 +26,7 @@ from tqppo.protocols import Metrics, WeightSource
 from tqppo.queue.client import Queue
 from tqppo.queue.meta import BatchMeta
 from tqppo.rollout.assignment import Assignment
+from tqppo.rollout.teachers.figures import RolloutReport
 from tqppo.trainers.groups import GroupCollector
 from tqppo.weights.verify import Probe
 from tqppo.workers.actor import Actor
@@ -64,7 +65,7 @@ class Clock:
 class Engines(Protocol):
     """The replicas of the rollout engine."""
 
-    def generate(self, prompts: Sequence[tuple[int, Prompt]], task: Assignment) -> None: ...
+    def generate(self, prompts: Sequence[tuple[int, Prompt]], task: Assignment) -> RolloutReport: ...
     def load_weights(self, source: WeightSource, probe: Probe | None = None) -> None: ...
 
 
@@ -82,10 +83,14 @@ class RolloutStage:
     def generate(self, step: int) -> tuple[BatchMeta, Metrics]:
         """Sample whole groups; returns their rows in canonical order."""
         task = replace(self.assignment, step=step)
+        reports: list[RolloutReport] = []
         with self.clock.time("gen"):
-            batch, metrics = self.groups.collect(self.num_prompts, lambda prompts: self.engines.generate(prompts, task))
+            batch, metrics = self.groups.collect(
+                self.num_prompts, lambda prompts: reports.append(self.engines.generate(prompts, task))
+            )
         metrics["perf/total_num_tokens"] = float(sum(tags["seq_len"] for tags in batch.tags))
-        return batch, metrics | tag_metrics(batch.tags)
+        figures = RolloutReport.join(reports, one_after_the_other=True).metrics()
+        return batch, metrics | tag_metrics(batch.tags) | figures
 
     def load_weights(self, source: WeightSource) -> None:
         with self.clock.time("update_weights"):

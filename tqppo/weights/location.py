@@ -12,13 +12,13 @@ import tempfile
 from pathlib import Path
 
 from tqppo.reaper import reap
+from tqppo.space import SHARED_MEMORY
 
 PREFIX = "tqppo-weights-"
 
 
 def parent() -> Path:
-    shared = Path("/dev/shm")
-    return shared if shared.is_dir() else Path(tempfile.gettempdir())
+    return SHARED_MEMORY if SHARED_MEMORY.is_dir() else Path(tempfile.gettempdir())
 
 
 def new_folder() -> Path:

@@ -16,12 +16,13 @@ from tqppo.algorithms import kl
 from tqppo.algorithms.aggregate import Normalisers, aggregate
 from tqppo.algorithms.losses import LEARNS_WITHOUT_ADVANTAGE, POLICY_LOSSES, PolicyTokens
 from tqppo.protocols import Metrics, WeightSource
+from tqppo.ray_calls import this_node
 from tqppo.weights import publish as weights
 from tqppo.workers.compute.learner import Learner, Selection, Tokens
 from tqppo.workers.compute.logprobs import Scoring
 from tqppo.workers.compute.microbatch import FlatRows, MicroBatch
 from tqppo.workers.compute.model import PolicyModel, adapters_off, add_lora, load_policy
-from tqppo.workers.compute.tally import Loss, Report
+from tqppo.workers.compute.tally import Loss, ReportNames
 from tqppo.workers.process.bridge import Columns, implements
 
 
@@ -29,11 +30,11 @@ class Actor(Learner):
     prefix = "actor"
 
     @property
-    def report(self) -> Report:
+    def report(self) -> ReportNames:
         clipped = ("actor/pg_clipfrac", "actor/pg_clipfrac_lower", "actor/ppo_kl")
         with_kl = ("actor/kl_loss",) if self.features.kl_in_loss else ()
         with_bonus = ("actor/entropy_loss",) if self.spec.policy_loss.entropy_coef > 0 else ()
-        return Report(("actor/loss", "actor/pg_loss", *clipped, *with_kl, *with_bonus, "actor/entropy"))
+        return ReportNames(("actor/loss", "actor/pg_loss", *clipped, *with_kl, *with_bonus, "actor/entropy"))
 
     def start(self) -> None:
         self.publisher = weights.Publisher(self.spec.publish_dir, self.spec.model.path)
@@ -148,7 +149,7 @@ class Actor(Learner):
         """The weights as a Hugging Face folder in shared memory, for engines on this node to map or reload."""
         is_writer = self.ranks.rank == 0
         source = self.publisher.publish(self._policy().causal_lm, self.dtype, version, is_writer=is_writer)
-        return replace(source, node=ray.get_runtime_context().get_node_id() if ray.is_initialized() else "")
+        return replace(source, node=this_node() if ray.is_initialized() else "")
 
     def export(self, folder: str) -> None:
         """A Hugging Face folder that `AutoModelForCausalLM.from_pretrained` loads; adapters merged."""

@@ -1,28 +1,26 @@
 """Continuous batching over a `transformers` model: admit prompts, advance all rows by a token, return finished ones.
 
-Synchronous and without asyncio: the engine calls `advance` and `score`, one at a time.
+Synchronous and without asyncio: the engine calls `advance`, one step at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from tqppo.errors import EngineError
-from tqppo.protocols import Completion, Scores
+from tqppo.protocols import Completion
 
-from .forward import ModelForward
+from .forward import ModelForward, length_chunks, padded
 from .kv import DecodeCache, PrefillCache
 from .rows import DecodingRows, Ticket
 from .sampler import sample, uniforms
 
 PREFILL_TOKENS = 8192  # most tokens of one forward, padding included
-SCORE_LOGITS = 2**25  # most logits of one forward: tokens × vocabulary
 SPARE_COLUMNS = 64  # columns of the cache beyond the prompts, and the step in which it grows
-PADDING_PER_FORWARD = 256  # padding tokens that cost about as much as one more forward
 
 Finished = list[tuple[Ticket, Completion]]
 
@@ -184,59 +182,3 @@ class Decoder:
         self._cache.shift(columns)
         self.rows.start[: len(self.rows)] += columns
         self._batch_changed()
-
-    # Scoring.
-
-    @torch.inference_mode()
-    def score(self, sequences: Sequence[tuple[int, ...]], top_ks: Sequence[int]) -> list[Scores]:
-        """Log-probabilities of each sequence's next tokens at temperature 1, and its `top_ks` likeliest tokens."""
-        results: dict[int, Scores] = {}
-        order = sorted(range(len(sequences)), key=lambda i: (len(sequences[i]), sequences[i], top_ks[i]))
-        budget = max(1, SCORE_LOGITS // self.vocabulary)
-        for chunk in length_chunks([sequences[i] for i in order], budget):
-            indices, order = order[: len(chunk)], order[len(chunk) :]
-            logprobs = self._forward.logits(padded(chunk, self.device)).float().log_softmax(-1)  # [B, T, V]
-            for row, i in enumerate(indices):
-                results[i] = row_scores(logprobs[row, : len(chunk[row]) - 1], chunk[row], top_ks[i])
-        return [results[i] for i in range(len(sequences))]
-
-
-def padded(sequences: Sequence[Sequence[int]], device: torch.device) -> Tensor:
-    """Token ids [B, T], padded on the right with 0."""
-    longest = max(len(sequence) for sequence in sequences)
-    if all(len(sequence) == longest for sequence in sequences):
-        return torch.tensor(sequences, device=device)
-    return torch.tensor([[*sequence, *[0] * (longest - len(sequence))] for sequence in sequences], device=device)
-
-
-def length_chunks(sequences: Sequence[tuple[int, ...]], max_tokens: int) -> Iterator[list[tuple[int, ...]]]:
-    """Cut sequences sorted by length into forwards that stay within the budget and have little padding."""
-    chunk: list[tuple[int, ...]] = []
-    real = 0
-    for sequence in sequences:
-        size = (len(chunk) + 1) * len(sequence)
-        padding = size - real - len(sequence)
-        if chunk and (size > max_tokens or (padding > PADDING_PER_FORWARD and padding > size // 4)):
-            yield chunk
-            chunk, real = [], 0
-        chunk.append(sequence)
-        real += len(sequence)
-    if chunk:
-        yield chunk
-
-
-def row_scores(logprobs: Tensor, tokens: Sequence[int], top_k: int) -> Scores:
-    """Scores of S tokens from the log-probabilities after the first S - 1 of them, [S - 1, V]."""
-    length = len(tokens)
-    result = Scores(
-        logprobs=np.zeros(length, dtype=np.float32),
-        top_ids=np.zeros((length, top_k), dtype=np.int32),
-        top_logprobs=np.zeros((length, top_k), dtype=np.float32),
-    )
-    following = torch.tensor(tokens[1:], device=logprobs.device, dtype=torch.long)[:, None]
-    result.logprobs[:-1] = logprobs.gather(1, following)[:, 0].cpu().numpy()
-    if top_k:
-        top = logprobs.topk(top_k, dim=-1)
-        result.top_ids[:-1] = top.indices.cpu().numpy()
-        result.top_logprobs[:-1] = top.values.cpu().numpy()
-    return result

@@ -21,7 +21,8 @@ from tqppo.protocols import Completion, EngineCapabilities, EngineSpec, Request,
 from .decoder import Decoder
 from .forward import ModelForward
 from .model import load_model
-from .requests import PendingRequests, check_request, check_tokens
+from .requests import PendingRequests, check_request, check_sequences
+from .scoring import Scorer, Sequences
 from .weights import Weights
 
 LONG_FORWARD = 1e9  # parameters × tokens: tens of milliseconds on one core
@@ -40,6 +41,7 @@ class EmbeddedRollout:
         self._max_rows = max(1, spec.max_running)
         self._pending = PendingRequests(spec, self._max_rows)
         self._decoder: Decoder | None = None
+        self._scorer: Scorer | None = None
         self._weights: Weights | None = None
         self._num_parameters = 0
         self._thread: ThreadPoolExecutor | None = None
@@ -55,7 +57,9 @@ class EmbeddedRollout:
         model = await asyncio.get_running_loop().run_in_executor(self._thread, load_model, self._spec)
         self._num_parameters = sum(parameter.numel() for parameter in model.parameters())
         self._weights = Weights(model)
-        self._decoder = Decoder(ModelForward(model), max_rows=self._max_rows, eos_token_ids=self._spec.eos_token_ids)
+        forward = ModelForward(model)
+        self._decoder = Decoder(forward, max_rows=self._max_rows, eos_token_ids=self._spec.eos_token_ids)
+        self._scorer = Scorer(forward)
         self._state = "ready"
 
     # Requests.
@@ -84,14 +88,17 @@ class EmbeddedRollout:
         """End a request early: it answers with the tokens that it has. Ignores ids of requests that are not running."""
         self._pending.abort(request_id, self._decoder.weight_version if self._decoder is not None else 0)
 
-    async def score(self, tokens: Sequence[int], top_k: int = 0) -> Scores:
-        vocabulary = self._ready().vocabulary
-        check_tokens(self._spec, tokens, vocabulary, most=self._spec.max_context_tokens)
-        if not 0 <= top_k <= vocabulary:
-            raise EngineError(f"top_k is {top_k}; it may be 0 to {vocabulary}, the size of the vocabulary")
-        pending = self._pending.add_score(tuple(tokens), top_k)
+    async def score(self, tokens: Sequence[int], top_k: int = 0, *, start: int = 0, hidden: bool = False) -> Scores:
+        return (await self.score_many([tokens], top_k, starts=[start], hidden=hidden))[0]
+
+    async def score_many(
+        self, sequences: Sequence[Sequence[int]], top_k: int = 0, *, starts: Sequence[int] = (), hidden: bool = False
+    ) -> list[Scores]:
+        batch = Sequences([tuple(tokens) for tokens in sequences], starts or [0] * len(sequences), top_k, hidden)
+        check_sequences(self._spec, batch, self._ready().vocabulary)
+        answer = self._pending.add_scores(batch)
         self._start_work()
-        return await pending.answer
+        return await answer
 
     # Weights and life.
 
@@ -131,7 +138,7 @@ class EmbeddedRollout:
             await asyncio.wait({self._work})
         if self._thread is not None:
             self._thread.shutdown()
-        self._thread = self._decoder = self._weights = None
+        self._thread = self._decoder = self._scorer = self._weights = None
 
     async def _drain(self) -> None:
         """Stop admitting requests and wait until every row has finished."""
@@ -164,7 +171,7 @@ class EmbeddedRollout:
             if withdrawn := self._pending.withdrawn_rows(decoder.rows.tickets):
                 self._pending.answer(decoder.drop(withdrawn))
             if self._state == "ready":
-                await self._score_pending(decoder)
+                await self._score_pending()
             is_admitting = self._state == "ready"
             tickets = self._pending.admit(decoder.num_free, decoder.num_rows) if is_admitting else []
             if not tickets and not decoder.num_rows:
@@ -173,11 +180,12 @@ class EmbeddedRollout:
             self._pending.answer(await self._compute(partial(decoder.advance, tickets), num_tokens))
             await asyncio.sleep(0)
 
-    async def _score_pending(self, decoder: Decoder) -> None:
+    async def _score_pending(self) -> None:
+        """Score one batch, so that the decoder gets its turn between two."""
         batch = self._pending.take_scores()
-        if batch:
-            forward = partial(decoder.score, [each.tokens for each in batch], [each.top_k for each in batch])
-            self._pending.answer_scores(await self._compute(forward, sum(len(each.tokens) for each in batch)))
+        if batch is not None:
+            assert self._scorer is not None
+            self._pending.answer_scores(await self._compute(partial(self._scorer.score, batch), batch.num_tokens))
 
     async def _compute(self, forward: Callable[[], R], num_tokens: int) -> R:
         if num_tokens * self._num_parameters < LONG_FORWARD:

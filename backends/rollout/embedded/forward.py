@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Any, cast
 
 import torch
@@ -12,9 +14,11 @@ from tqppo.errors import EngineError
 
 from .kv import DecodeCache, PrefillCache
 
+PADDING_PER_FORWARD = 256  # padding tokens that cost about as much as one more forward
+
 
 class ModelForward:
-    """Prefills prompts, decodes one token per row, and computes the logits of whole sequences."""
+    """Prefills prompts, decodes one token per row, and computes chosen rows of whole sequences."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model: torch.nn.Module = model
@@ -33,11 +37,8 @@ class ModelForward:
         cache = PrefillCache()
         rows = torch.arange(len(last), device=self.device)
         # The hook reduces the head's input to one position per row.
-        hook = self._head.register_forward_pre_hook(lambda _, args: (args[0][rows, last][:, None],))
-        try:
+        with self._head.register_forward_pre_hook(lambda _, args: (args[0][rows, last][:, None],)):
             logits = self._logits(tokens, past_key_values=cache, use_cache=True)
-        finally:
-            hook.remove()
         return cache, logits[:, 0]
 
     def decode(self, tokens: Tensor, cache: DecodeCache, starts: Tensor | None) -> Tensor:
@@ -50,10 +51,60 @@ class ModelForward:
             tokens[:, None], attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True
         )[:, -1]
 
-    def logits(self, tokens: Tensor) -> Tensor:
-        """Logits [B, T, V] after every token of sequences [B, T], which are padded on the right."""
-        return self._logits(tokens, use_cache=False)
+    def rows(self, tokens: Tensor, places: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The head's inputs [N, H] at `places` [N] of sequences [B, T], laid end to end and padded on the right.
+
+        The second result is their logits [N, V] if the architecture changes them after its head; otherwise `head`
+        computes them, a chunk at a time.
+        """
+        found: list[Tensor] = []
+
+        def select(_: torch.nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor]:
+            found.append(args[0].flatten(0, 1).index_select(0, places))
+            return (args[0][:1, :1] if self.has_plain_head else found[0][None],)
+
+        with self._head.register_forward_pre_hook(select):
+            logits = self._logits(tokens, use_cache=False)
+        return found[0], None if self.has_plain_head else logits[0]
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits [N, V] of the head's inputs [N, H]."""
+        logits: Tensor = self._head(hidden)
+        return logits
+
+    @cached_property
+    def has_plain_head(self) -> bool:
+        """Whether the head's outputs are the logits, as they are without scaling and capping."""
+        outputs: list[Tensor] = []
+        tokens = torch.arange(3, device=self.device)[None] % self.vocabulary
+        with self._head.register_forward_hook(lambda _, __, output: outputs.append(output)):
+            logits = self._logits(tokens, use_cache=False)
+        return torch.equal(logits.float(), outputs[0].float())
 
     def _logits(self, tokens: Tensor, **inputs: Any) -> Tensor:
         logits: Tensor = self.model(input_ids=tokens, return_dict=True, **inputs).logits
         return logits
+
+
+def padded(sequences: Sequence[Sequence[int]], device: torch.device) -> Tensor:
+    """Token ids [B, T], padded on the right with 0."""
+    longest = max(len(sequence) for sequence in sequences)
+    if all(len(sequence) == longest for sequence in sequences):
+        return torch.tensor(sequences, device=device)
+    return torch.tensor([[*sequence, *[0] * (longest - len(sequence))] for sequence in sequences], device=device)
+
+
+def length_chunks(sequences: Sequence[tuple[int, ...]], max_tokens: int) -> Iterator[list[tuple[int, ...]]]:
+    """Cut sequences sorted by length into forwards that stay within the budget and have little padding."""
+    chunk: list[tuple[int, ...]] = []
+    real = 0
+    for sequence in sequences:
+        size = (len(chunk) + 1) * len(sequence)
+        padding = size - real - len(sequence)
+        if chunk and (size > max_tokens or (padding > PADDING_PER_FORWARD and padding > size // 4)):
+            yield chunk
+            chunk, real = [], 0
+        chunk.append(sequence)
+        real += len(sequence)
+    if chunk:
+        yield chunk

@@ -6,6 +6,7 @@ Every request ends in a result or an error, so that no caller waits for ever.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from tqppo.protocols import Completion, EngineSpec, Request, Scores
 
 from .admission import Admission
 from .rows import Ticket
+from .scoring import Sequences
 
 
 @dataclass(slots=True, eq=False)
@@ -26,12 +28,11 @@ class PendingRequest:
 
 
 @dataclass(slots=True, eq=False)
-class PendingScore:
-    """A `score` call and the future that its caller awaits."""
+class PendingScores:
+    """A call that scores sequences, and the future that its caller awaits."""
 
-    tokens: tuple[int, ...]
-    top_k: int
-    answer: asyncio.Future[Scores]
+    batch: Sequences
+    answer: asyncio.Future[list[Scores]]
 
 
 class PendingRequests:
@@ -43,8 +44,8 @@ class PendingRequests:
         self._by_id: dict[str, PendingRequest] = {}
         self._by_ticket: dict[Ticket, PendingRequest] = {}  # those that decode
         self._withdrawn: set[PendingRequest] = set()  # decoding, to be dropped before the next step
-        self._scores: list[PendingScore] = []
-        self._scoring: list[PendingScore] = []
+        self._scores: deque[PendingScores] = deque()
+        self._scoring: list[PendingScores] = []  # none or one
         self._deadline: asyncio.TimerHandle | None = None
 
     @property
@@ -102,32 +103,37 @@ class PendingRequests:
         self._withdrawn.clear()
         return rows
 
-    def add_score(self, tokens: tuple[int, ...], top_k: int) -> PendingScore:
-        pending = PendingScore(tokens, top_k, asyncio.get_running_loop().create_future())
+    def add_scores(self, batch: Sequences) -> asyncio.Future[list[Scores]]:
+        pending = PendingScores(batch, asyncio.get_running_loop().create_future())
         self._scores.append(pending)
-        return pending
+        return pending.answer
 
-    def take_scores(self) -> list[PendingScore]:
-        self._scoring, self._scores = self._scores, []
-        return self._scoring
-
-    def answer_scores(self, results: Sequence[Scores]) -> None:
-        for pending, scores in zip(self._scoring, results, strict=True):
+    def take_scores(self) -> Sequences | None:
+        """The next batch to score; those whose callers have gone are left out."""
+        while self._scores:
+            pending = self._scores.popleft()
             if not pending.answer.done():
-                pending.answer.set_result(scores)
+                self._scoring = [pending]
+                return pending.batch
+        return None
+
+    def answer_scores(self, results: list[Scores]) -> None:
+        for pending in self._scoring:  # empty if the engine was closed during the forward
+            if not pending.answer.done():
+                pending.answer.set_result(results)
         self._scoring = []
 
     def fail(self, why: str, cause: BaseException | None = None) -> None:
         """Every pending call raises an error."""
         self._admission.clear()
         self._watch_deadline()
-        pending: list[PendingRequest | PendingScore] = [*self._by_id.values(), *self._scoring, *self._scores]
+        pending: list[PendingRequest | PendingScores] = [*self._by_id.values(), *self._scoring, *self._scores]
         for each in pending:
             if not each.answer.done():
                 error = EngineError(f"{self._spec.name} ended this request: {why}")
                 error.__cause__ = cause
                 each.answer.set_exception(error)
-        self._scores, self._scoring = [], []
+        self._scores, self._scoring = deque(), []
         self._withdrawn.clear()
         self._by_ticket.clear()
 
@@ -179,3 +185,13 @@ def check_tokens(spec: EngineSpec, tokens: Sequence[int], vocabulary: int, *, mo
         )
     if min(tokens) < 0 or max(tokens) >= vocabulary:
         raise EngineError(f"token ids must be 0 to {vocabulary - 1}; found {min(tokens)} to {max(tokens)}")
+
+
+def check_sequences(spec: EngineSpec, batch: Sequences, vocabulary: int) -> None:
+    """Raise for sequences that cannot be scored."""
+    for tokens, start in zip(batch.tokens, batch.starts, strict=True):
+        check_tokens(spec, tokens, vocabulary, most=spec.max_context_tokens)
+        if not 0 <= start < len(tokens):
+            raise EngineError(f"start is {start}; it may be 0 to {len(tokens) - 1} for {len(tokens)} tokens")
+    if not 0 <= batch.top_k <= vocabulary:
+        raise EngineError(f"top_k is {batch.top_k}; it may be 0 to {vocabulary}, the size of the vocabulary")

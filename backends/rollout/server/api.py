@@ -72,7 +72,7 @@ class ServerApi(ABC):
         """Answer a request; `weight_version` of the completion is filled in by the engine."""
 
     @abstractmethod
-    async def score(self, server: EngineServer, tokens: Sequence[int], top_k: int) -> Scores:
+    async def score(self, server: EngineServer, tokens: Sequence[int], top_k: int, start: int) -> Scores:
         """See `RolloutEngine.score`."""
 
     @abstractmethod
@@ -142,6 +142,13 @@ def tokens_left(spec: EngineSpec, request: Request) -> int:
             f"{spec.max_context_tokens} (rollout.max_context_tokens)"
         )
     return min(request.sampling.max_new_tokens, room)
+
+
+def from_row(scores: Scores, start: int) -> Scores:
+    """The same scores with 0 in the rows before `start`."""
+    for rows in (scores.logprobs, scores.top_ids, scores.top_logprobs):
+        rows[:start] = 0
+    return scores
 
 
 def has_gpu() -> bool:

@@ -86,9 +86,19 @@ class ServerEngine:
                 await self.api.abort(await self.servers.live(), server_id)
             await asyncio.sleep(0.02)
 
-    async def score(self, tokens: Sequence[int], top_k: int = 0) -> Scores:
+    async def score(self, tokens: Sequence[int], top_k: int = 0, *, start: int = 0, hidden: bool = False) -> Scores:
+        if hidden:
+            raise EngineError(f"{self.api.backend} returns no hidden states; the embedded engine does")
         async with self._gate.passing():
-            return await self.servers.call(lambda server: self.api.score(server, tokens, top_k))
+            return await self.servers.call(lambda server: self.api.score(server, tokens, top_k, start))
+
+    async def score_many(
+        self, sequences: Sequence[Sequence[int]], top_k: int = 0, *, starts: Sequence[int] = (), hidden: bool = False
+    ) -> list[Scores]:
+        """Servers batch requests as they come, so these are sent one by one, all at once."""
+        pairs = zip(sequences, starts or [0] * len(sequences), strict=True)
+        calls = [self.score(tokens, top_k, start=start, hidden=hidden) for tokens, start in pairs]
+        return list(await asyncio.gather(*calls))
 
     async def load_weights(self, source: WeightSource) -> None:
         if source.sender is None:

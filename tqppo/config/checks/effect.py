@@ -19,6 +19,7 @@ from tqppo.config.facts import (
     has_teachers,
     is_agent,
     needs_reference,
+    routes_rows,
 )
 from tqppo.config.schema import settings
 from tqppo.config.sections import ADVANTAGE_OPTIONS, LOSS_OPTIONS, Config
@@ -175,6 +176,13 @@ RULES: tuple[Rule, ...] = (
         "without the task's reward the distillation loss is the only one",
         ("distillation.task_reward", "mode"),
         "set distillation.task_reward = true",
+    ),
+    Rule(
+        ("distillation.route_by",),
+        lambda c: not has_teachers(c) or routes_rows(c),
+        "there is one teacher, and it scores every row",
+        ("mode",),
+        "add a teacher, or set teachers.NAME.match",
     ),
     Rule(
         ("distillation.top_k",),

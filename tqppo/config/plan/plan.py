@@ -102,13 +102,8 @@ def _mini_batches(config: Config, role: str, padded: int) -> int:
     return padded // (facts.mini_batch_rows(config, role) or padded)
 
 
-def _dtype(config: Config) -> str:
-    on_gpu = bool(config.cluster.gpus_per_node)
-    return config.model.dtype if config.model.dtype != "auto" else ("bfloat16" if on_gpu else "float32")
-
-
 def _roles(config: Config, shape: ModelShape | None) -> Iterator[PlannedRole]:
-    dtype, lora = _dtype(config), config.model.lora_rank
+    dtype, lora = facts.compute_dtype(config), config.model.lora_rank
     yield _engine_role(config, shape, dtype)
     actor, critic = config.actor, config.critic
     how = Training(actor.ranks, actor.micro_batch_tokens, dtype, True, actor.gradient_checkpointing, lora)
@@ -204,5 +199,5 @@ def _files(config: Config, name: str) -> Iterator[tuple[str, str]]:
         yield f"{folder}/trajectories/", f"every {config.logging.trajectories} steps"
     if config.checkpoint.export:
         shape = model_shape(config)
-        weights = f", about {size(shape.parameters * BYTES[_dtype(config)])}" if shape else ""
+        weights = f", about {size(shape.parameters * BYTES[facts.compute_dtype(config)])}" if shape else ""
         yield f"{folder}/export/hf/", f"the final weights as a Hugging Face folder{weights}"
