@@ -34,8 +34,7 @@ def main(folder: Path, rank: int, size: int, cases: list[str]) -> None:
         student = Student(replace(spec, micro_batch_tokens=24), ranks=Ranks(rank, size))
         student.start()
         mine = take(rows, list(range(6))[rank :: min(size, 3)] if rank < 3 else [])
-        metrics = dict(student.update(columns_for(student, mine), step=1))
-        metrics |= {f"val/{name}": value for name, value in student.divergence(columns_for(student, mine)).items()}
+        metrics = student.update(columns_for(student, mine), step=1)
         student.save(str(folder / f"{size}-{loss}:{update}"))
         if rank == 0:
             (folder / f"{size}-{loss}:{update}.json").write_text(json.dumps(metrics))

@@ -148,7 +148,6 @@ def test_an_empty_or_all_padding_batch_changes_nothing_and_reports_no_divergence
     metrics, _ = update(student, nothing)
     assert metrics["padding/all_padding"] == 1
     assert not [name for name in metrics if name.startswith("distillation/")]
-    assert student.divergence(columns_for(student, nothing)) == {}
 
 
 # -- what counts -------------------------------------------------------------------------------------------------------
@@ -291,16 +290,6 @@ def test_a_teacher_without_rows_is_left_out_and_a_single_one_is_not_named(
     single = Student(replace(spec, distill=replace(spec.distill, teachers=spec.distill.teachers[:1])))
     single.start()
     assert not [name for name in update(single, first)[0] if "sums" in name]
-
-
-@pytest.mark.parametrize("loss", ["k3", "reverse_kl_topk", "forward_kl"])
-def test_the_divergence_can_be_had_without_learning(students: Any, taught: Rows, loss: str) -> None:
-    student: Student = students(loss, "supervised")
-    student.spec = replace(student.spec, policy_loss=replace(student.spec.policy_loss, aggregate="token-mean"))
-    reads = dataflow.DIVERGENCE.reads(student.features)
-    found = student.divergence({name: columns_for(student, taught)[name] for name in reads})
-    metrics, _ = update(student, taught)
-    assert found == pytest.approx({k: v for k, v in metrics.items() if k.startswith("distillation/")}, abs=1e-6)
 
 
 # -- memory and forms of the model -------------------------------------------------------------------------------------
