@@ -168,6 +168,26 @@ def long_functions() -> list[str]:
     ]
 
 
+def shared_names() -> list[str]:
+    """Classes and type aliases of one name in two modules: a reader could not tell which one is meant."""
+    places: dict[str, list[str]] = {}
+    for module in modules().values():
+        for node in module.tree.body:
+            for name in _type_names(node):
+                places.setdefault(name, []).append(f"{module.where}:{node.lineno}")
+    return [f"{name}: {', '.join(found)}" for name, found in places.items() if len(found) > 1]
+
+
+def _type_names(node: ast.stmt) -> list[str]:
+    """The class, or the type aliases in CamelCase, that a statement defines; type variables are local to their file."""
+    if isinstance(node, ast.ClassDef):
+        return [node.name]
+    if not isinstance(node, ast.Assign) or re.match(r"(TypeVar|ParamSpec)\(", ast.unparse(node.value)):
+        return []
+    names = [target.id for target in node.targets if isinstance(target, ast.Name)]
+    return [name for name in names if re.fullmatch(r"[A-Z][A-Za-z]*[a-z][A-Za-z]*", name)]
+
+
 def any_counts() -> tuple[dict[str, int], int]:
     """`Any` per file and the number of lines, without `queue/link`: it carries other people's values."""
     counts, lines = {}, 0
@@ -326,6 +346,11 @@ def test_no_attribute_is_made_up_at_run_time() -> None:
 
 def test_no_class_has_more_than_twenty_methods() -> None:
     violations = large_classes()
+    assert not violations, report(violations)
+
+
+def test_no_two_types_have_one_name() -> None:
+    violations = shared_names()
     assert not violations, report(violations)
 
 

@@ -2,13 +2,15 @@ from __future__ import annotations
 
 import os
 import time
+from typing import Any
 
 import pytest
 import ray
 from ray.actor import ActorProxy
+from ray.exceptions import RayActorError
 
 from tqppo.errors import DataError, DeadlineExceeded, EngineError, WorkerError
-from tqppo.ray_calls import call, kill, num_nodes, results, settle
+from tqppo.ray_calls import Settled, call, close_all, kill, num_nodes, results, settle
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
@@ -74,12 +76,40 @@ def test_settle_reports_every_failure_within_the_grace_period_and_the_calls_with
     settled = settle(calls, 60, grace_s=3.0)
     assert set(settled.failures) == {0, 2}
     assert settled.pending == (1,)
-    assert not settled.is_complete
     ray.kill(echoes[1])
 
 
-def test_settle_is_complete_when_every_call_has_a_result() -> None:
-    assert settle([Echo.remote().say.remote(1)], 60).is_complete
+def test_nothing_failed_or_is_pending_once_every_call_has_a_result() -> None:
+    assert settle([Echo.remote().say.remote(1)], 60) == Settled()
+
+
+def test_closing_ends_every_process_also_one_that_does_not_close_in_time() -> None:
+    quick, slow = ray.remote(Closable).remote(0.0), ray.remote(Closable).remote(30.0)
+    ray.get([quick.ready.remote(), slow.ready.remote()])
+    close_all([quick, slow], Closable.close, timeout_s=1.0)
+    assert all(is_gone(actor) for actor in (quick, slow))
+
+
+def is_gone(actor: Any, timeout_s: float = 30.0) -> bool:
+    """A killed actor may answer for a moment."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        try:
+            ray.get(actor.ready.remote(), timeout=timeout_s)
+        except RayActorError:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+class Closable:
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def ready(self) -> None: ...
+
+    def close(self) -> None:
+        time.sleep(self.seconds)
 
 
 class Doubler:

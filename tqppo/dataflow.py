@@ -31,9 +31,11 @@ class Features:
     has_session_weights: bool = False
     has_greedy_baseline: bool = False  # ReMax samples one greedy session per prompt
     has_token_baseline: bool = False  # the optimal token baselines weigh tokens by Σ p² of the old policy
+    credits_turns: bool = False  # rows say where their turns end, what each earned and in which state it began
     filters_groups: bool = False
     has_teachers: bool = False
     teacher_top_k: int = 0  # tokens of the teacher's distribution per position; 0: the sampled token only
+    teacher_hidden: bool = False  # the whole distribution instead, by the teacher's last hidden states
     distills_by_policy_gradient: bool = False
 
     @property
@@ -44,6 +46,11 @@ class Features:
     def needs_old_policy(self) -> bool:
         """Whether any loss compares the policy with the one that sampled."""
         return self.has_policy_loss or self.distills_by_policy_gradient
+
+    @property
+    def compares_engine(self) -> bool:
+        """Whether the trainer's log-probabilities of the sampled tokens are there beside the engine's."""
+        return self.recomputes_old_logprobs and self.needs_old_policy
 
     @property
     def old_logprobs(self) -> str:
@@ -82,6 +89,12 @@ class Stage:
         return tuple(name for name, applies in self.writes_when.items() if applies(features))
 
 
+_TEACHER_COLUMNS: Flow = {
+    "teacher_ids": lambda f: f.has_teachers and f.teacher_top_k > 0,
+    "teacher_logprobs": lambda f: f.has_teachers and not f.teacher_hidden,
+    "teacher_hidden": lambda f: f.has_teachers and f.teacher_hidden,
+    "teacher_index": lambda f: f.has_teachers,
+}
 GENERATE = Stage(
     "rollout.generate",
     # Groups are chosen while the batch is collected, so a filter can only use scores that exist by then.
@@ -92,8 +105,10 @@ GENERATE = Stage(
         "rollout_logprobs",
         "reward",
         baseline_reward=lambda f: f.has_greedy_baseline,
-        teacher_ids=lambda f: f.has_teachers,
-        teacher_logprobs=lambda f: f.has_teachers,
+        turn_ends=lambda f: f.credits_turns,
+        turn_rewards=lambda f: f.credits_turns,
+        turn_anchors=lambda f: f.credits_turns,
+        **_TEACHER_COLUMNS,
     ),
 )
 SCORE = Stage(
@@ -106,7 +121,7 @@ OLD_LOGPROBS = Stage(
     "actor.old_logprobs",
     reads_when=_columns("tokens", "response_mask"),
     writes_when=_columns("old_logprobs", sum_pi_squared=lambda f: f.has_token_baseline),
-    runs_when=lambda f: f.recomputes_old_logprobs and f.needs_old_policy,
+    runs_when=lambda f: f.compares_engine,
 )
 REFERENCE_LOGPROBS = Stage(
     "reference.logprobs",
@@ -123,24 +138,28 @@ ESTIMATE = Stage(
     "advantages.estimate",
     reads_when=_columns(
         "response_mask",
-        "reward",
-        model_score=lambda f: f.has_reward_model,
+        reward=lambda f: f.has_policy_loss,
+        model_score=lambda f: f.has_policy_loss and f.has_reward_model,
         # With both sides at hand their difference is reported, and corrected where the config asks for it.
-        rollout_logprobs=lambda f: f.recomputes_old_logprobs or f.kl_in_reward,
-        old_logprobs=lambda f: f.recomputes_old_logprobs,
+        rollout_logprobs=lambda f: f.compares_engine or f.kl_in_reward,
+        old_logprobs=lambda f: f.compares_engine,
         ref_logprobs=lambda f: f.kl_in_reward,
         values=lambda f: f.uses_values,
         baseline_reward=lambda f: f.has_greedy_baseline,
         sum_pi_squared=lambda f: f.has_token_baseline,
+        turn_ends=lambda f: f.credits_turns,
+        turn_rewards=lambda f: f.credits_turns,
+        turn_anchors=lambda f: f.credits_turns,
     ),
     writes_when=_columns(
-        "advantages",
+        advantages=lambda f: f.has_policy_loss,
         returns=lambda f: f.uses_values,
         loss_mask=lambda f: f.has_loss_mask,
         correction_weights=lambda f: f.has_correction_weights,
         session_weight=lambda f: f.has_session_weights,
     ),
-    runs_when=lambda f: f.has_policy_loss,
+    # Distillation without the task's reward needs no advantages, and may still need masks and weights.
+    runs_when=lambda f: f.has_policy_loss or f.has_correction_weights or f.has_loss_mask or f.has_session_weights,
 )
 CRITIC_UPDATE = Stage(
     "critic.update",
@@ -162,12 +181,15 @@ ACTOR_UPDATE = Stage(
         rollout_logprobs=lambda f: f.needs_old_policy and not f.recomputes_old_logprobs,
         advantages=lambda f: f.has_policy_loss,
         ref_logprobs=lambda f: f.has_policy_loss and f.kl_in_loss,
-        correction_weights=lambda f: f.has_policy_loss and f.has_correction_weights,
-        loss_mask=lambda f: f.has_policy_loss and f.has_loss_mask,
-        session_weight=lambda f: f.has_policy_loss and f.has_session_weights,
-        teacher_ids=lambda f: f.teacher_top_k > 0,
-        teacher_logprobs=lambda f: f.has_teachers,
+        correction_weights=lambda f: f.has_correction_weights,
+        loss_mask=lambda f: f.has_loss_mask,
+        session_weight=lambda f: f.has_session_weights,
+        **_TEACHER_COLUMNS,
     ),
+)
+DIVERGENCE = Stage(  # of validation, which no step has
+    "actor.divergence",
+    reads_when=_columns("tokens", "response_mask", **_TEACHER_COLUMNS),
 )
 
 
@@ -184,8 +206,11 @@ class Mode:
     trainer: str  # `module:Class`, imported when a run is built
     stages: tuple[Stage, ...]
     advantage: str = "grpo"  # the estimator unless the config names one
-    has_critic: bool = False
     has_teachers: bool = False
+
+    @property
+    def has_critic(self) -> bool:
+        return any(stage.name.startswith("critic.") for stage in self.stages)
 
 
 _BEFORE_ADVANTAGES = (GENERATE, SCORE, OLD_LOGPROBS, REFERENCE_LOGPROBS)
@@ -199,7 +224,6 @@ MODES: dict[str, Mode] = {
             "tqppo.trainers.ppo:PpoTrainer",
             (*_BEFORE_ADVANTAGES, VALUES, ESTIMATE, CRITIC_UPDATE, ACTOR_UPDATE),
             advantage="gae",
-            has_critic=True,
         ),
         Mode(
             "grpo",

@@ -49,6 +49,20 @@ def kill(actor: ActorProxy[A]) -> None:
     ray.kill(cast(ActorHandle[A], actor))
 
 
+def close_all(actors: Sequence[ActorProxy[A]], close: Callable[[A], object], timeout_s: float) -> None:
+    """Call `close` on every actor and wait until all have closed; after `timeout_s`, end those that have not."""
+    calls = [call(actor, close) for actor in actors]
+    if calls:
+        ray.wait(calls, num_returns=len(calls), timeout=timeout_s)
+    for actor in actors:
+        kill(actor)
+
+
+def this_node() -> str:
+    """Ray's id of the node that this process runs on."""
+    return str(ray.get_runtime_context().get_node_id())
+
+
 def num_nodes() -> int:
     """Live nodes of the cluster."""
     nodes: Callable[[], list[dict[str, bool]]] = ray.nodes
@@ -61,10 +75,6 @@ class Settled:
 
     failures: dict[int, RayError] = field(default_factory=dict)
     pending: tuple[int, ...] = ()
-
-    @property
-    def is_complete(self) -> bool:
-        return not self.failures and not self.pending
 
 
 def settle(calls: Sequence[ray.ObjectRef[T]], timeout_s: float, *, grace_s: float = 0.0) -> Settled:

@@ -10,18 +10,18 @@ import tempfile
 from pathlib import Path
 
 from tqppo import reaper
+from tqppo.space import SHARED_MEMORY
 
 from .mappings import discard
 
 log = logging.getLogger(__name__)
 
-SHARED = Path("/dev/shm")
 PREFIX = "tqppo-queue-"  # of every folder
 MIN_FREE_BYTES = 512 << 20  # with less than this (and than the budget) free, shared memory is not used
 
 
 def parents(base: str) -> list[Path]:
-    return [Path(base)] if base else [SHARED, Path(tempfile.gettempdir())]
+    return [Path(base)] if base else [SHARED_MEMORY, Path(tempfile.gettempdir())]
 
 
 def choose_parent(budget_bytes: int, base: str = "") -> Path:
@@ -30,16 +30,16 @@ def choose_parent(budget_bytes: int, base: str = "") -> Path:
         Path(base).mkdir(parents=True, exist_ok=True)
         return Path(base)
     fallback = Path(tempfile.gettempdir())
-    if not os.access(SHARED, os.W_OK):
-        log.warning("%s does not exist: the queue keeps its blocks in %s, which is slower", SHARED, fallback)
+    if not os.access(SHARED_MEMORY, os.W_OK):
+        log.warning("%s does not exist: the queue keeps its blocks in %s, which is slower", SHARED_MEMORY, fallback)
         return fallback
-    free = shutil.disk_usage(SHARED).free
+    free = shutil.disk_usage(SHARED_MEMORY).free
     if free < min(budget_bytes, MIN_FREE_BYTES):
-        log.warning("%s has only %d MB left: the queue keeps its blocks in %s", SHARED, free >> 20, fallback)
+        log.warning("%s has only %d MB left: the queue keeps its blocks in %s", SHARED_MEMORY, free >> 20, fallback)
         return fallback
     if free < budget_bytes:
-        log.warning("%s has %d MB left, less than the budget of %d MB", SHARED, free >> 20, budget_bytes >> 20)
-    return SHARED
+        log.warning("%s has %d MB left, less than the budget of %d MB", SHARED_MEMORY, free >> 20, budget_bytes >> 20)
+    return SHARED_MEMORY
 
 
 def reap(parent: Path) -> list[str]:

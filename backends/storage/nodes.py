@@ -105,7 +105,3 @@ class NodeActors:
 def describe(node: str) -> str:
     """A node's storage, in messages."""
     return f"the storage of node {node}"
-
-
-def this_node() -> str:
-    return str(ray.get_runtime_context().get_node_id())

@@ -21,8 +21,9 @@ from tqppo.errors import BackendError, DataLost
 from tqppo.queue.blocks.block import Block, BlockView, Bytes, Layout, parse
 from tqppo.queue.link.calls import NoAnswer, RayReply, Unresponsive
 from tqppo.queue.storage import Locator, StorageSpec
+from tqppo.ray_calls import this_node
 
-from .nodes import NodeActor, NodeActors, describe, this_node
+from .nodes import NodeActor, NodeActors, describe
 
 log = logging.getLogger(__name__)
 

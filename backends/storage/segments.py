@@ -23,8 +23,9 @@ import numpy as np
 from tqppo import reaper
 from tqppo.errors import QueueError
 from tqppo.queue.blocks.block import Block, BlockView, Buffer, Bytes, Layout, parse
+from tqppo.space import SHARED_MEMORY
 
-from .folders import SHARED, choose_parent, discard_files, parents, reap
+from .folders import choose_parent, discard_files, parents, reap
 from .mappings import IdleFiles, LeasedFile, discard
 
 SMALL_BYTES = 256 * 1024  # a smaller block is copied by readers and its file is not reused: its pages cost little
@@ -38,7 +39,8 @@ class Segments:
     def __init__(self, folder: Path, budget_bytes: int) -> None:
         self.folder, self.budget_bytes = folder, budget_bytes
         self._live, self._free = f"{folder}/live/", f"{folder}/free/"
-        self._may_map = SHARED in folder.parents  # a copy-on-write file system can be full even for allocated pages
+        # A copy-on-write file system can be full even for allocated pages.
+        self._may_map = SHARED_MEMORY in folder.parents
         self._read, self._written = IdleFiles(), IdleFiles()
         self._untrimmed = 0  # bytes of small files since the last trim
         self._claim: reaper.Claim | None = None

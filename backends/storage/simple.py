@@ -8,13 +8,14 @@ from collections.abc import Collection, Sequence
 from tqppo.errors import DataLost
 from tqppo.queue.blocks.block import Block, BlockView, Bytes, parse
 from tqppo.queue.storage import Locator, StorageSpec
+from tqppo.ray_calls import this_node
 
 from .folders import PREFIX, remove_run
-from .nodes import NodeActor, NodeActors, this_node
+from .nodes import NodeActor, NodeActors
 from .segments import Segments
 
 MAX_MAPPED_BLOCKS = 64  # of one read, because each mapped block takes two descriptors; with more, all are copied
-Request = tuple[str, str, int]  # place, block, bytes
+BlockRequest = tuple[str, str, int]  # place, block, bytes
 Pieces = tuple[bytes, dict[int, Bytes]]  # header, start → bytes
 
 
@@ -103,7 +104,7 @@ class FileServer(NodeActor):
         owned = Segments.find(name, spec.budget_bytes, spec.dir)
         self._segments = owned or Segments.create(name, spec.budget_bytes, spec.dir)
 
-    def read(self, requests: Sequence[Request], columns: Sequence[str] | None) -> list[Pieces | None]:
+    def read(self, requests: Sequence[BlockRequest], columns: Sequence[str] | None) -> list[Pieces | None]:
         found = [self._segments.read(*request, columns) for request in requests]
         return [None if view is None else _pieces(view, columns) for view in found]
 
@@ -143,5 +144,5 @@ def _gone(spec: StorageSpec, node: str) -> DataLost:
     return DataLost(f"the queue's files on node {node} are gone: {folder_name(spec, node)}")
 
 
-def _request(locator: Locator) -> Request:
+def _request(locator: Locator) -> BlockRequest:
     return locator.place, locator.block, locator.num_bytes

@@ -24,8 +24,7 @@ from tqppo.errors import BackendError
 from tqppo.queue.blocks.block import Block, BlockView, parse
 from tqppo.queue.link.calls import Pending
 from tqppo.queue.storage import Locator, StorageSpec
-
-from .nodes import this_node
+from tqppo.ray_calls import this_node
 
 T = TypeVar("T")
 

@@ -32,9 +32,7 @@ def test_truncated_importance_weights(case):
 def test_forward_kl_over_the_top_k(case):
     logits = torch.from_numpy(case.inputs["student_logits"])[0].requires_grad_()
     teacher = top_k.Teacher(*(torch.from_numpy(case.inputs[f"teacher_topk_{each}"]) for each in ("ids", "log_probs")))
-    mask = torch.ones(len(logits), dtype=torch.bool)
-    lowest = case.params["log_prob_min_clamp"]
-    found = top_k.from_logits("forward_kl_topk", logits, teacher, mask, logprob_min=lowest, chunk=5)
+    found = top_k.compare("forward_kl_topk", logits, teacher, logprob_min=case.params["log_prob_min_clamp"])
     found.losses.sum().backward()
     case.close(found.losses, "distillation_losses")
     case.close(logits.grad, "grad_logits_of_sum")

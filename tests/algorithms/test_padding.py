@@ -4,24 +4,16 @@ import pytest
 import torch
 
 from tqppo import columns
-from tqppo.algorithms.padding import mini_batches, num_padding, padding_rows, required_multiple
+from tqppo.algorithms.padding import mini_batches, num_padding, padding_rows
 from tqppo.columns import Column, Kind
 from tqppo.errors import DataError, QueueError
 
 
 @pytest.mark.parametrize(
-    ("ranks", "mini", "rows", "expected"),
-    [
-        (2, [15 * 8], 360, 0),
-        (2, [15 * 8], 371, 109),
-        (2, [15 * 8], 361, 119),
-        (8, [32 * 8], 1030, 250),
-        (8, [256 * 8, 192 * 8], 2048, 4096),
-        (3, [0], 7, 2),
-    ],
+    ("multiple", "rows", "expected"), [(120, 360, 0), (120, 371, 109), (120, 361, 119), (256, 1030, 250), (3, 7, 2)]
 )
-def test_required_multiples_worked_by_hand(ranks, mini, rows, expected):
-    assert num_padding(rows, required_multiple(ranks, mini)) == expected
+def test_padding_fills_up_to_the_next_multiple(multiple, rows, expected):
+    assert num_padding(rows, multiple) == expected
 
 
 def test_a_batch_without_rows_is_an_error_not_a_batch_of_padding():

@@ -19,9 +19,15 @@ from tqppo.dataflow import Features, Stage
 from tqppo.protocols import Metrics, WeightSource
 from tqppo.queue.client import Queue
 from tqppo.queue.meta import BatchMeta, Jagged
-from tqppo.run.compose import Processes, StageGroups, make_stages, make_trainer
+from tqppo.rollout.teachers.figures import RolloutReport
+from tqppo.rollout.writer import group_marker
+from tqppo.run import configure
+from tqppo.run.build import start_groups
+from tqppo.run.compose import Processes, make_stages, make_trainer
+from tqppo.run.configure import RunPaths
 from tqppo.trainers.stages import Clock, Stages, Trainer
 from tqppo.workers.process.bridge import stage_of
+from tqppo.workers.specs import RoleSpec
 
 PROMPT, RESPONSE = 3, 2  # tokens
 
@@ -43,6 +49,7 @@ class FakeGroup:
     queue: Queue
     features: Features
     log: Log
+    metrics: Metrics = field(default_factory=dict)  # what an update returns besides its number of mini-batches
 
     def call(self, method: Callable[..., Any], /, *arguments: Any, **named: Any) -> Any:
         self.log.calls.append(f"{self.role}.{method.__name__}")
@@ -58,7 +65,7 @@ class FakeGroup:
     def update(self, method: Callable[..., Any], batch: BatchMeta, *, step: int, num_mini_batches: int) -> Metrics:
         stage = self._read(method, batch)
         self.log.writes[stage.name] = ()
-        return {f"{self.role}/mini_batches": float(num_mini_batches)}
+        return {f"{self.role}/mini_batches": float(num_mini_batches), **self.metrics}
 
     def _read(self, method: Callable[..., Any], batch: BatchMeta) -> Stage:
         stage = stage_of(method)
@@ -71,7 +78,7 @@ class FakeGroup:
 def zeros(name: str, rows: Sequence[tuple[int, int]]) -> Any:
     """A column of zeros for rows of these prompt and response lengths."""
     declared = column(name)
-    dtype = getattr(torch, declared.dtype)
+    dtype = torch.float32 if declared.dtype == "any" else getattr(torch, declared.dtype)
     if declared.kind is Kind.ROW:
         return torch.zeros(len(rows), dtype=dtype)
     lengths = [prompt + response if declared.kind is Kind.SEQUENCE else response for prompt, response in rows]
@@ -87,7 +94,7 @@ class FakeEngines:
     group_size: int
     log: Log
 
-    def generate(self, prompts: Sequence[tuple[int, Prompt]], task: Any) -> None:
+    def generate(self, prompts: Sequence[tuple[int, Prompt]], task: Any) -> RolloutReport:
         stage = dataflow.GENERATE
         self.log.calls.append(stage.name)
         self.log.reads[stage.name] = stage.reads(self.features)
@@ -101,7 +108,8 @@ class FakeEngines:
             )
             columns["reward"] = torch.arange(float(self.group_size))
             self.queue.put([f"{prompt.uid}_{session}_0" for session in rows], columns, tags=tags)
-            self.queue.tag({prompt.uid: {"is_prompt": True, "status": "finished", "order": order, "error": ""}})
+            self.queue.tag({prompt.uid: group_marker(order, len(tags), [], [])})
+        return RolloutReport()
 
     def _tags(self, uid: str, order: int, session: int) -> dict[str, Any]:
         lengths = {"prompt_len": PROMPT, "response_len": RESPONSE, "seq_len": PROMPT + RESPONSE}
@@ -134,7 +142,9 @@ class FakeEstimator:
 
 @dataclass
 class FakeRun:
-    """A run whose stages and trainer are the real ones, and whose processes are the fakes above."""
+    """A run whose stages and trainer are the real ones, and whose processes are the fakes above.
+
+    `roles` are the worker groups that building the run started, with their ranks."""
 
     config: Config
     queue: Queue
@@ -143,6 +153,7 @@ class FakeRun:
     stages: Stages
     trainer: Trainer
     roles: dict[str, int]
+    actor: FakeGroup
 
 
 def draw_prompts() -> Callable[[int], list[Prompt]]:
@@ -161,13 +172,20 @@ def fake_run(queue: Queue, preset: str | None, *overrides: str, **options: Any) 
     assert compilation.config is not None, compilation.diagnostics
     config = compilation.config
     features, log, clock = facts.features(config), Log(), Clock()
-    roles = facts.worker_roles(config)
+    paths = RunPaths(
+        "model", "tokenizer", Path("logs"), "published", {name: each.path for name, each in config.teachers.items()}
+    )
+    roles: dict[str, int] = {}
 
-    def group(role: str) -> Any:
-        return FakeGroup(role, queue, features, log) if role in roles else None
+    def start(role: str, worker_class: type, spec: RoleSpec, ranks: int) -> Any:
+        roles[role] = ranks
+        return FakeGroup(role, queue, spec.features, log)
 
-    groups = StageGroups(group("actor"), group("critic"), group("reference"), group("reward_model"))
+    groups = start_groups(config, paths, start)
+    for setup in configure.teacher_setups(config, paths, vocabulary=256):
+        roles[f"teacher {setup.spec.name}"] = len(setup.specs())
     engines = FakeEngines(queue, features, config.rollout.group_size, log)
-    processes = Processes(queue, groups, engines, FakeEstimator(queue, features, log))
+    estimator = FakeEstimator(queue, configure.estimator_spec(config, paths).features, log)
+    processes = Processes(queue, groups, engines, estimator)
     stages = make_stages(config, processes, draw_prompts(), clock, vocabulary=256, **options)
-    return FakeRun(config, queue, log, clock, stages, make_trainer(config, stages), roles)
+    return FakeRun(config, queue, log, clock, stages, make_trainer(config, stages), roles, groups.actor)

@@ -6,8 +6,7 @@ does not count, neutral values everywhere. Its tag `is_padding` keeps it out of 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -19,11 +18,6 @@ from tqppo.errors import DataError
 PROMPT_LENGTH = 1
 RESPONSE_LENGTH = 1
 _LENGTHS = {Kind.SEQUENCE: PROMPT_LENGTH + RESPONSE_LENGTH, Kind.RESPONSE: RESPONSE_LENGTH, Kind.RAGGED: 0}
-
-
-def required_multiple(ranks: int, mini_batch_rows: Iterable[int] = ()) -> int:
-    """The number that the rows of a batch must be a multiple of: ranks, and rows of each role's mini-batch (0: all)."""
-    return math.lcm(ranks, *(rows for rows in mini_batch_rows if rows > 0))
 
 
 def num_padding(num_rows: int, multiple: int) -> int:
@@ -42,16 +36,23 @@ class PaddingRows:
     columns: dict[str, Tensor | list[object]]
 
 
-def padding_rows(count: int, trailing: Mapping[str, tuple[int, ...]], *, step: int = 0) -> PaddingRows:
+def padding_rows(
+    count: int,
+    trailing: Mapping[str, tuple[int, ...]],
+    *,
+    dtypes: Mapping[str, torch.dtype] | None = None,
+    step: int = 0,
+) -> PaddingRows:
     """`count` padding rows with the columns of `trailing`, which holds each one's sizes besides the ragged one.
 
     The sizes must match the declared ones, where those are not None. Columns whose neutral value is None are left out.
+    `dtypes` has the dtype of columns that are declared with any.
     """
     columns: dict[str, Tensor | list[object]] = {}
     for name, sizes in trailing.items():
         declared = column(name)
         if declared.neutral is not None:
-            columns[name] = _neutral(declared, tuple(sizes), count)
+            columns[name] = _neutral(declared, tuple(sizes), count, (dtypes or {}).get(name))
     uid = f"pad{step}"
     tags = [_tags(uid, session) for session in range(count)]
     return PaddingRows([f"{uid}_{i}_0" for i in range(count)], tags, columns)
@@ -69,7 +70,9 @@ def _tags(uid: str, session: int) -> RowTags:
     )
 
 
-def _neutral(declared: Column, sizes: tuple[int, ...], count: int) -> Tensor | list[object]:
+def _neutral(
+    declared: Column, sizes: tuple[int, ...], count: int, dtype: torch.dtype | None = None
+) -> Tensor | list[object]:
     neutral = declared.neutral
     assert neutral is not None
     if declared.kind is Kind.JSON:
@@ -79,7 +82,7 @@ def _neutral(declared: Column, sizes: tuple[int, ...], count: int) -> Tensor | l
     )
     if not fits:
         raise DataError(f"column {declared.name!r} is declared with sizes {declared.trailing}, found {sizes}")
-    dtype = getattr(torch, declared.dtype)
+    dtype = dtype or getattr(torch, declared.dtype)
     if declared.kind is Kind.ROW:
         return torch.full((count, *sizes), neutral, dtype=dtype)
     length, ragged = _LENGTHS[declared.kind], declared.ragged_dim

@@ -15,13 +15,12 @@ from typing import Protocol, cast
 import typer
 
 from tqppo.cli import candidates, scripts
+from tqppo.cli.candidates import Candidate
 from tqppo.errors import UsageError
 
 VARIABLE = "_TQPPO_COMPLETE"
 LINE = "_TQPPO_LINE"
 FILES = ":files"
-
-Candidate = tuple[str, str]
 
 
 class Parameter(Protocol):

@@ -12,6 +12,7 @@ import typer
 
 from tqppo.cli.options import AsJson
 from tqppo.cli.output import emit_json
+from tqppo.space import SHARED_MEMORY
 
 PACKAGES = (
     "tqppo", "torch", "transformers", "ray", "tokenizers", "safetensors", "pydantic", "typer", "numpy", "pyarrow",
@@ -33,7 +34,7 @@ def show(as_json: AsJson = False) -> None:
 
 def _system() -> dict[str, str]:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    shared = shutil.disk_usage("/dev/shm") if os.path.isdir("/dev/shm") else None
+    shared = shutil.disk_usage(SHARED_MEMORY) if SHARED_MEMORY.is_dir() else None
     return {
         "platform": platform.platform(),
         "python": f"{platform.python_version()} ({sys.executable})",

@@ -12,9 +12,9 @@ from pathlib import Path
 from tqppo.config.checks.run import run_checks
 from tqppo.config.compilation import Compilation, Origin
 from tqppo.config.diagnostics import Diagnostic, in_order
-from tqppo.config.read.assignment import Assignment, SettingsLayer
+from tqppo.config.read.assignment import KeyAssignment, SettingsLayer
 from tqppo.config.read.layers import read_layers
-from tqppo.config.read.validate import Validator
+from tqppo.config.read.validate import AssignmentValidator
 from tqppo.config.sections import Config
 
 
@@ -27,7 +27,7 @@ def compile_config(
     """Later wins: defaults, the preset (after what it extends), files, TQPPO__SECTION__KEY, `--set` arguments."""
     environ = os.environ if environ is None else environ
     layers, problems = read_layers(preset, [Path(each) for each in config_files], overrides, environ)
-    validator = Validator(problems)
+    validator = AssignmentValidator(problems)
     if any(each.severity == "error" for each in problems):
         validator.unresolved.add("*")  # a layer is missing or broken, and may have set any key
     merged: dict[str, object] = {}
@@ -89,7 +89,7 @@ def _dotted(path: tuple[str, ...]) -> str:
     return ".".join(part if part.replace("-", "_").isidentifier() or part.isalnum() else f'"{part}"' for part in path)
 
 
-def _origin(one: Assignment, layer: SettingsLayer, number: int) -> Origin:
+def _origin(one: KeyAssignment, layer: SettingsLayer, number: int) -> Origin:
     place = str(one.key_span)
     if layer.kind == "set":
         place = f"--set {one.key_span.text}"
@@ -98,7 +98,7 @@ def _origin(one: Assignment, layer: SettingsLayer, number: int) -> Origin:
     return Origin(one.value, layer.kind, place, number, one.key_span, one.value_span)
 
 
-def _fill_missing_paths(merged: dict[str, object], validator: Validator, layers: list[SettingsLayer]) -> None:
+def _fill_missing_paths(merged: dict[str, object], validator: AssignmentValidator, layers: list[SettingsLayer]) -> None:
     """Report teachers without a path, the one setting that has no default, and fill in a placeholder."""
     for name in _subtable(merged, "teachers") if "teachers" in merged else ():
         teacher = _subtable(_subtable(merged, "teachers"), name)
@@ -107,7 +107,7 @@ def _fill_missing_paths(merged: dict[str, object], validator: Validator, layers:
             teacher["path"] = "?"
 
 
-def _report_missing_path(name: str, validator: Validator, layers: list[SettingsLayer]) -> None:
+def _report_missing_path(name: str, validator: AssignmentValidator, layers: list[SettingsLayer]) -> None:
     """Report a missing path, unless it was set to an invalid value: that is reported already."""
     key = f"teachers.{name}.path"
     if not {key, "teachers.*", "*"} & validator.unresolved:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -83,10 +82,6 @@ def render_text(diagnostics: Sequence[Diagnostic], *, color: bool = False) -> st
         return ""
     blocks = [_block(each, color) for each in in_order(diagnostics)]
     return "\n\n".join([*blocks, summary(diagnostics)]) + "\n"
-
-
-def render_json(diagnostics: Sequence[Diagnostic]) -> str:
-    return json.dumps([each.as_dict() for each in in_order(diagnostics)], indent=2, ensure_ascii=False, default=str)
 
 
 def render_github(diagnostics: Sequence[Diagnostic]) -> str:

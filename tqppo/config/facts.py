@@ -5,12 +5,15 @@ Checks, plan and run all ask here, so that they cannot disagree.
 
 from __future__ import annotations
 
+import re
 from math import lcm
 
 from tqppo import dataflow
 from tqppo.config.plan.shapes import ModelShape, shape_of, tiny_shape
 from tqppo.config.sections import Config, OptimizerSection
 from tqppo.dataflow import Features, Stage
+
+WHOLE_VOCABULARY = ("forward_kl", "reverse_kl")  # losses that compare all tokens of the vocabulary
 
 # -- what the run computes ---------------------------------------------------------------------------------------------
 
@@ -42,6 +45,8 @@ def features(config: Config) -> Features:
     """The settings that decide which stages and columns the run has."""
     algorithm, distillation = config.algorithm, config.distillation
     policy, teachers = has_policy_loss(config), has_teachers(config)
+    by_policy_gradient = teachers and distillation.update == "policy_gradient"
+    compares_policies = policy or by_policy_gradient
     return Features(
         has_policy_loss=policy,
         has_critic=has_critic(config),
@@ -50,15 +55,17 @@ def features(config: Config) -> Features:
         recomputes_old_logprobs=algorithm.old_logprobs == "recompute",
         kl_in_reward=kl_in_reward(config),
         kl_in_loss=kl_in_loss(config),
-        has_correction_weights=algorithm.correction != "none",
-        has_loss_mask=algorithm.reject != "none",
+        has_correction_weights=compares_policies and algorithm.correction != "none",
+        has_loss_mask=compares_policies and algorithm.reject != "none",
         has_session_weights=algorithm.aggregate == "session-mean",
         has_greedy_baseline=policy and algorithm.advantage == "remax",
         has_token_baseline=policy and algorithm.advantage.endswith("optimal_token_baseline"),
+        credits_turns=policy and (algorithm.advantage == "gigpo" or algorithm.credit == "turn"),
         filters_groups=algorithm.filter_groups,
         has_teachers=teachers and bool(config.teachers),
         teacher_top_k=distillation.top_k if teachers and distillation.loss.endswith("_topk") else 0,
-        distills_by_policy_gradient=teachers and distillation.update == "policy_gradient",
+        teacher_hidden=teachers and distillation.loss in WHOLE_VOCABULARY,
+        distills_by_policy_gradient=by_policy_gradient,
     )
 
 
@@ -94,7 +101,7 @@ def worker_roles(config: Config) -> dict[str, int]:
     found = {role: optimizer_of(config, role).ranks for role in learning_roles(config)}
     if has_own_reference(config):
         found["reference"] = config.reference.ranks
-    if config.reward_model.path:
+    if features(config).has_reward_model:
         found["reward_model"] = config.reward_model.ranks
     return found
 
@@ -148,5 +155,62 @@ def model_shape(config: Config) -> ModelShape | None:
     )
 
 
+def compute_dtype(config: Config) -> str:
+    """The type that models compute in."""
+    on_gpu = bool(config.cluster.gpus_per_node)
+    return config.model.dtype if config.model.dtype != "auto" else ("bfloat16" if on_gpu else "float32")
+
+
 def data_sources(config: Config) -> list[str]:
     return [config.data.train] if isinstance(config.data.train, str) else list(config.data.train)
+
+
+# -- teachers ----------------------------------------------------------------------------------------------------------
+
+STUDENT = "student"  # as a teacher's path: the student at its start
+TASK = "task:"  # begins the path of a tiny teacher that is made for a task
+
+
+def student_teachers(config: Config) -> list[str]:
+    """Teachers that are the student's own initial weights."""
+    return [name for name, teacher in config.teachers.items() if teacher.path == STUDENT]
+
+
+def task_teachers(config: Config) -> dict[str, str]:
+    """Teachers that are made for a task, with the task's name."""
+    paths = {name: teacher.path for name, teacher in config.teachers.items()}
+    return {name: path.removeprefix(TASK) for name, path in paths.items() if path.startswith(TASK)}
+
+
+def named_models(config: Config) -> dict[str, str]:
+    """Teachers that are models of their own, with their folders or hub names."""
+    made = {*student_teachers(config), *task_teachers(config)}
+    return {name: teacher.path for name, teacher in config.teachers.items() if name not in made}
+
+
+def teacher_shape(config: Config, name: str) -> ModelShape | None:
+    """The shape of a teacher's model; teachers that are made have the student's."""
+    path = named_models(config).get(name)
+    return model_shape(config) if path is None else shape_of(path)
+
+
+def teacher_context_tokens(config: Config, name: str) -> int:
+    """Tokens of the longest sequence that a teacher's engine accepts."""
+    teacher = config.teachers[name]
+    if teacher.max_context_tokens:
+        return teacher.max_context_tokens
+    needed = teacher_needs_tokens(config, name)
+    shape = teacher_shape(config, name)
+    room = context_tokens(config) if teacher.prompt else 0  # for what its own prompt has beside the student's
+    return needed + (min(room, max(0, shape.context - needed)) if shape and shape.context else room)
+
+
+def teacher_needs_tokens(config: Config, name: str) -> int:
+    """Tokens of the longest row and the one after it, with the fixed text of the teacher's own prompt."""
+    fixed = re.sub(r"\{[^{}]*\}", "", config.teachers[name].prompt)
+    return context_tokens(config) + 1 + len(fixed.split())
+
+
+def routes_rows(config: Config) -> bool:
+    """Whether a column chooses the teacher of a row. A single teacher without `match` scores all rows."""
+    return len(config.teachers) > 1 or any(teacher.match for teacher in config.teachers.values())

@@ -13,9 +13,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from tqppo import dataflow
 
 if TYPE_CHECKING:
-    Mode = str
+    ModeName = str
 else:
-    Mode = Literal[tuple(dataflow.mode_names())]  # installed packages may add modes
+    ModeName = Literal[tuple(dataflow.mode_names())]  # installed packages may add modes
 Kl = Literal["none", "k1", "abs", "k2", "k3", "k1+", "k2+", "k3+"]
 Positive = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[int, Field(ge=0)]
@@ -165,6 +165,10 @@ class RolloutSection(Section):
     """Longest time that a step waits for its groups; the error names the missing prompts."""
     on_incomplete_group: Literal["error", "drop", "keep", "refill"] = "error"
     """When a session fails: stop, drop the group, train on its other sessions, or sample another prompt instead."""
+    session_retries: NonNegative = 0
+    """Further attempts at a session whose agent loop fails, with the same seeds, before on_incomplete_group applies."""
+    on_short_batch: Literal["error", "train"] = "train"
+    """When refill or filter_groups run out of rounds: stop, or train on fewer groups and say so."""
 
 
 class StorageSection(Section):
@@ -188,6 +192,7 @@ class AlgorithmSection(Section):
         "opo",
         "gpg",
         "gdpo",
+        "gigpo",
         "reinforce_plus_plus",
         "reinforce_plus_plus_baseline",
         "remax",
@@ -247,6 +252,14 @@ class AlgorithmSection(Section):
     """Mask tokens or sequences whose engine and trainer log-probabilities are too far apart."""
     reject_threshold: PositiveFloat = 2.0
     """Largest ratio (or its inverse) that `reject` keeps."""
+    credit: Literal["session", "trajectory", "turn"] = "session"
+    """What earns: sessions by their last trajectory, or each trajectory or turn what the agent loop gave it."""
+    turn_gamma: Fraction = 0.95
+    """Discount per turn of the rewards of later turns (gigpo; credit = "turn" where sessions are compared)."""
+    gigpo_weight: NonNegativeFloat = 1.0
+    """GiGPO's ω: weight of the comparison of turns that began in one state, beside that of whole sessions."""
+    gigpo_std: bool = True
+    """Divide GiGPO's advantages by the deviation of their group."""
     single_session: Literal["zero", "raw"] = "zero"
     """Advantage of a group with one session: 0, or its reward as it is."""
     filter_groups: bool = False
@@ -269,20 +282,22 @@ LOSS_OPTIONS: dict[str, tuple[str, ...]] = {
 }
 """The settings that each value of `algorithm.loss` uses; with another loss they have no effect."""
 
+_BY_CREDIT = ("single_session", "credit", "turn_gamma")
 ADVANTAGE_OPTIONS: dict[str, tuple[str, ...]] = {
-    "gae": ("gamma", "lam"),
-    "grpo": ("single_session",),
-    "dr_grpo": ("single_session",),
-    "grpo_passk": ("single_session",),
-    "rloo": ("single_session",),
-    "opo": ("single_session",),
-    "gpg": ("single_session",),
-    "gdpo": ("single_session",),
-    "reinforce_plus_plus": ("gamma",),
-    "reinforce_plus_plus_baseline": ("single_session",),
-    "remax": (),
-    "optimal_token_baseline": ("single_session",),
-    "tir_optimal_token_baseline": ("single_session",),
+    "gae": ("gamma", "lam", "credit"),
+    "grpo": _BY_CREDIT,
+    "dr_grpo": _BY_CREDIT,
+    "grpo_passk": _BY_CREDIT,
+    "rloo": _BY_CREDIT,
+    "opo": _BY_CREDIT,
+    "gpg": _BY_CREDIT,
+    "gdpo": _BY_CREDIT,
+    "gigpo": ("single_session", "turn_gamma", "gigpo_weight", "gigpo_std"),
+    "reinforce_plus_plus": ("gamma", "credit"),
+    "reinforce_plus_plus_baseline": _BY_CREDIT,
+    "remax": ("credit",),
+    "optimal_token_baseline": ("single_session", "credit"),
+    "tir_optimal_token_baseline": ("single_session", "credit"),
 }
 """The settings that each value of `algorithm.advantage` uses; with another estimator they have no effect."""
 
@@ -371,9 +386,11 @@ class RewardModelSection(Section):
 
 class TeacherSection(Section):
     path: str
-    """Folder or hub name of the teacher."""
+    """Folder or hub name of the teacher. `student`: the student at its start; `task:NAME`: a tiny model made for it."""
     match: list[str] = []
     """Values of distillation.route_by that this teacher scores. Empty: all, for a single teacher only."""
+    prompt: str = ""
+    """What the teacher is asked instead, with {prompt}, {answer} and columns filled in. Empty: the prompt itself."""
     backend: str = "embedded"
     """Engine that scores: embedded, vllm or sglang."""
     replicas: Positive = 1
@@ -386,12 +403,18 @@ class TeacherSection(Section):
     """Interpreter of the engine's own environment."""
     endpoints: list[str] = []
     """Attach to servers that already run."""
+    memory_fraction: Fraction = 0.8
+    """Share of a GPU's memory for the engine."""
+    start_timeout_s: PositiveFloat = 600.0
+    """Longest time until the teacher's replicas are ready."""
+    max_restarts: NonNegative = 3
+    """Restarts of an engine that died, per replica."""
     engine_args: dict[str, Any] = {}
     """Further arguments of the engine, as in rollout.engine_args."""
 
 
 class DistillationSection(Section):
-    loss: Literal["k1", "abs", "k2", "k3", "forward_kl_topk", "reverse_kl_topk"] = "k3"
+    loss: Literal["k1", "abs", "k2", "k3", "forward_kl_topk", "reverse_kl_topk", "forward_kl", "reverse_kl"] = "k3"
     """Divergence between student and teacher, per response token."""
     top_k: Positive = 32
     """Tokens of the teacher's distribution that the top-k losses compare."""
@@ -413,6 +436,18 @@ class DistillationSection(Section):
     """GPUs per node of the teacher pool; 0 where teachers run on CPUs."""
     check_vocabulary: bool = True
     """Refuse a teacher whose tokenizer differs from the student's."""
+    mask_special: bool = True
+    """Leave special tokens out of the loss, except the one that ends an answer."""
+    batch_rows: Positive = 32
+    """Rows that a teacher scores in one call, about. Calls are made while other rows are still being sampled."""
+    cache_gb: NonNegativeFloat = 1.0
+    """Most disk space for each teacher's scores in the run's folder, in GiB. 0 turns the cache off."""
+    on_teacher_failure: Literal["error", "drop"] = "error"
+    """When a teacher does not answer: stop, or drop the groups that it would have scored."""
+    timeout_s: PositiveFloat = 120.0
+    """Longest time for a teacher to score one call's rows."""
+    retries: NonNegative = 2
+    """Further attempts of a call that failed."""
 
 
 class ValidationSection(Section):
@@ -470,7 +505,7 @@ class ClusterSection(Section):
 class Config(Section):
     """All settings of a run."""
 
-    mode: Mode = "grpo"
+    mode: ModeName = "grpo"
     """What to train with: ppo (critic, GAE), grpo (groups of sessions), distill (on-policy distillation)."""
     run: RunSection = RunSection()
     """Name, folder, seed and length of the run."""

@@ -17,13 +17,13 @@ import torch
 
 from tqppo.contracts.rollout_scores import *  # noqa: F403
 from tqppo.contracts.rollout_subject import *  # noqa: F403
-from tqppo.contracts.rollout_subject import EOS, MAX_CONTEXT, Options, Subject, prompts, request, sampling_logprobs
+from tqppo.contracts.rollout_subject import EOS, MAX_CONTEXT, Fields, Subject, prompts, request, sampling_logprobs
 from tqppo.errors import EngineError
 from tqppo.protocols import Completion, Request, Sampling
 from tqppo.tiny.model import write_tiny_model
 
 # Requests of one batch. Greedy has no filters, because engines differ in whether filters change its logprobs.
-MIXED: tuple[Options, ...] = (
+MIXED: tuple[Fields, ...] = (
     {"temperature": 0.0},
     {"temperature": 0.7},
     {"top_k": 10},
@@ -55,7 +55,7 @@ def test_logprobs_are_those_of_the_sampling_distribution(
     "filters", [{"top_k": 5}, {"top_p": 0.6}, {"top_k": 20, "top_p": 0.8, "temperature": 0.7}], ids=str
 )
 def test_logprobs_are_renormalised_over_what_top_k_and_top_p_leave(
-    subject: Subject, tolerance: float, filters: Options
+    subject: Subject, tolerance: float, filters: Fields
 ) -> None:
     requests = [request(prompt, seed=i, max_new_tokens=8, **filters) for i, prompt in enumerate(prompts(6))]
     completions = assert_exact(subject, requests, tolerance)

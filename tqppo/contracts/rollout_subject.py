@@ -28,7 +28,7 @@ from tqppo.protocols import (
 from tqppo.tiny.model import byte_tokenizer, write_tiny_model
 
 T = TypeVar("T")
-Options = Mapping[str, Any]  # some fields of `Sampling` or `EngineSpec`
+Fields = Mapping[str, Any]  # some fields of `Sampling` or `EngineSpec`
 MAX_CONTEXT = 512
 TIMEOUT_S = 120.0
 EOS = int(byte_tokenizer().eos_token_id)
@@ -116,7 +116,7 @@ def prompts(count: int, *, longest: int = 24, seed: int = 0) -> list[list[int]]:
 
 
 @pytest.fixture(scope="session")
-def engine_options() -> Options:
+def engine_options() -> Fields:
     """Further fields of `EngineSpec` that this back end needs on this machine."""
     return {}
 
@@ -136,7 +136,7 @@ def event_loop_of_run() -> Iterator[asyncio.AbstractEventLoop]:
 
 
 def open_subject(
-    name: str, folder: Path, loop: asyncio.AbstractEventLoop, options: Options, log_dir: Path
+    name: str, folder: Path, loop: asyncio.AbstractEventLoop, options: Fields, log_dir: Path
 ) -> Iterator[Subject]:
     settings = {
         "model": str(folder),
@@ -157,7 +157,7 @@ def open_subject(
 @pytest.fixture(scope="session")
 def subject(
     backend_name: str,
-    engine_options: Options,
+    engine_options: Fields,
     event_loop_of_run: asyncio.AbstractEventLoop,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Subject]:
@@ -170,7 +170,7 @@ def subject(
 @pytest.fixture
 def untied_subject(
     backend_name: str,
-    engine_options: Options,
+    engine_options: Fields,
     event_loop_of_run: asyncio.AbstractEventLoop,
     tmp_path: Path,
 ) -> Iterator[Subject]:

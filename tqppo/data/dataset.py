@@ -20,7 +20,7 @@ from tqppo.errors import DataError, PreflightError, UsageError
 
 DEFAULT_SOURCE_KEY = "data_source"
 Message = dict[str, object]  # of a chat: role, content, …
-Columns = dict[str, object]  # one row as the file has it; JSON values
+FileRow = dict[str, object]  # one row as the file has it; JSON values
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ class GymRows:
         for draw in range(tasks.MAX_DRAWS):
             entry = self._rows[index + draw * self._size]
             if tasks.is_held_out(f"{self._name}/{entry['question']}") == self._held_out:
-                extra: Columns = {"reward": "gym", "gym": self._name, "entry": _json(dict(entry))}
+                extra: FileRow = {"reward": "gym", "gym": self._name, "entry": _json(dict(entry))}
                 return Row(entry["question"], str(entry["answer"]), self._name, extra)
         raise DataError(f"{self.where(index)}: no problem found for this part; give the task a larger range")
 
@@ -188,7 +188,7 @@ class JsonRows:
         data = path.read_bytes()
         self._fingerprint = digest([hashlib.sha256(data).hexdigest(), keys.prompt, keys.answer, keys.source])
         self._lines: list[int] = []
-        self._columns: list[Columns] = []
+        self._columns: list[FileRow] = []
         for number, line in enumerate(data.split(b"\n"), 1):
             if line.strip():
                 self._lines.append(number)
@@ -245,7 +245,7 @@ class ParquetRows:
         return digest([content.hexdigest(), self._keys.prompt, self._keys.answer, self._keys.source])
 
 
-def to_row(columns: Columns, keys: Keys, *, where: str, stem: str) -> Row:
+def to_row(columns: FileRow, keys: Keys, *, where: str, stem: str) -> Row:
     """Read a row in verl's layout (nested answer, `extra_info`) or TRL's (any further columns)."""
     prompt = _lookup(columns, keys.prompt, where, "data.prompt_key")
     if not _is_prompt(prompt):
@@ -275,7 +275,7 @@ def _is_prompt(value: object) -> TypeGuard[str | list[Message]]:
     )
 
 
-def _lookup(columns: Columns, key: str, where: str, setting: str) -> object:
+def _lookup(columns: FileRow, key: str, where: str, setting: str) -> object:
     value: object = columns
     for part in key.split("."):
         if not isinstance(value, Mapping) or part not in value:
@@ -285,7 +285,7 @@ def _lookup(columns: Columns, key: str, where: str, setting: str) -> object:
     return value
 
 
-def _parse(line: bytes, where: str) -> Columns:
+def _parse(line: bytes, where: str) -> FileRow:
     try:
         value = json.loads(line)
     except ValueError as error:
@@ -295,9 +295,9 @@ def _parse(line: bytes, where: str) -> Columns:
     return value
 
 
-def _json(columns: Columns) -> Columns:
+def _json(columns: FileRow) -> FileRow:
     """The columns after a round trip through JSON: tuples become lists, dates and decimals become text."""
-    plain: Columns = json.loads(json.dumps(columns, default=str))
+    plain: FileRow = json.loads(json.dumps(columns, default=str))
     return plain
 
 

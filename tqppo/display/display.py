@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
@@ -24,6 +24,7 @@ from tqppo.display.panel import panel
 from tqppo.display.progress import Progress
 
 ANNOUNCE_AFTER_S = 1.0  # without a terminal, a stage that takes longer gets a line
+PROGRESS_EVERY_S = 10.0  # without a terminal, the progress of a stage gets a line this often
 MENTION_AFTER_S = 0.5  # on a terminal, a stage that took longer leaves a line
 REFRESHES_PER_S = 4
 PLAIN_LINES = 30  # about this many step lines over a run of quick steps
@@ -62,9 +63,13 @@ class Display:
         self.close()
 
     @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        """Show that something is under way, such as "starting Ray". Stages may be nested, and used during training."""
+    def stage(self, name: str) -> Iterator[Callable[[str], None]]:
+        """Show that something is under way, such as "starting Ray". Stages may be nested, and used during training.
+
+        Yields a function that shows how far it is, such as "step 120".
+        """
         started = time.monotonic()
+        place = len(self._stages)
         self._stages.append((name, started))
         late = threading.Timer(ANNOUNCE_AFTER_S, self._plain, [f"{name} …"])
         late.daemon = True
@@ -73,12 +78,24 @@ class Display:
         self._refresh()
         done = False
         try:
-            yield
+            yield self._shows_progress(place, name)
             done = True
         finally:
             late.cancel()
             self._stages.pop()
             self._stage_ended(name, time.monotonic() - started, done)
+
+    def _shows_progress(self, place: int, name: str) -> Callable[[str], None]:
+        """Replaces the stage's text on a terminal; elsewhere prints a line now and then."""
+        said = [time.monotonic()]
+
+        def show(text: str) -> None:
+            self._stages[place] = (f"{name}: {text}", self._stages[place][1])
+            if not self._is_live and time.monotonic() - said[0] >= PROGRESS_EVERY_S:
+                said[0] = time.monotonic()
+                self._plain(f"{name}: {text}")
+
+        return show
 
     def recall(self, rows: Sequence[Mapping[str, float | None]]) -> None:
         """Take in the lines of metrics.jsonl before a resume, so that curves begin at the run's first step."""

@@ -18,6 +18,7 @@ from tqppo.config.diagnostics import Diagnostic, in_order
 from tqppo.config.facts import has_teachers
 from tqppo.engines.capabilities import capabilities_of
 from tqppo.errors import TqppoError
+from tqppo.space import SHARED_MEMORY
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -202,7 +203,7 @@ def _packages(context: Context) -> Iterator[Diagnostic]:
 
 def _shared_memory(context: Context) -> Iterator[Diagnostic]:
     config = context.config
-    folder = config.storage.dir or "/dev/shm"
+    folder = config.storage.dir or SHARED_MEMORY
     try:
         free = shutil.disk_usage(folder).free / 2**30
     except OSError:

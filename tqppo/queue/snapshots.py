@@ -33,7 +33,7 @@ class BlockFile(TypedDict):
     crc32: int
 
 
-class State(TypedDict):
+class SnapshotState(TypedDict):
     """What the JSON file holds, beside a checksum of it."""
 
     format: int
@@ -52,11 +52,11 @@ async def save(folder: Path, connection: Connection) -> None:
         files = await _save_blocks(folder, dump["blocks"], storage)
     finally:
         await clean_up(connection.call(Snapshots.unpin)(dump["pin"]))
-    state: State = {"format": FORMAT, "tables": _plain(dump["tables"]), "blocks": files}
+    state: SnapshotState = {"format": FORMAT, "tables": _plain(dump["tables"]), "blocks": files}
     _write(folder / INDEX, [memoryview(json.dumps({**state, "crc32": _checksum(state)}).encode())])
 
 
-def _checksum(state: State) -> int:
+def _checksum(state: SnapshotState) -> int:
     return zlib.crc32(json.dumps(state, sort_keys=True).encode())
 
 
@@ -138,7 +138,7 @@ async def load(folder: Path, connection: Connection) -> None:
         raise
 
 
-def _read_index(folder: Path) -> State:
+def _read_index(folder: Path) -> SnapshotState:
     try:
         state = json.loads((folder / INDEX).read_bytes())
     except FileNotFoundError:
@@ -149,7 +149,7 @@ def _read_index(folder: Path) -> State:
         raise CheckpointError(f"{folder / INDEX} has format {state.get('format')!r}; this version reads {FORMAT}")
     if state.pop("crc32", None) != _checksum(state):
         raise CheckpointError(f"{folder / INDEX} is damaged: its contents do not match its checksum")
-    return cast(State, state)
+    return cast(SnapshotState, state)
 
 
 def _read_block(path: Path, entry: BlockFile) -> Block:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -22,14 +22,17 @@ from tqppo.data.dataset import is_procedural
 from tqppo.data.prompts import DataSpec, Prompt, Sampler, demonstrations, for_validation
 from tqppo.data.prompts import load as load_prompts
 from tqppo.errors import PreflightError
+from tqppo.metrics.events import ReportEvent, unreported
 from tqppo.queue.client import Queue
 from tqppo.rollout.pool import RolloutPool
+from tqppo.rollout.teachers.pool import TeacherPool
 from tqppo.run import configure
 from tqppo.run.compose import Processes, StageGroups, make_stages, make_trainer, validation_task
 from tqppo.run.configure import RunPaths
 from tqppo.run.folder import RunFolder
 from tqppo.run.live import LiveRun, Validator
 from tqppo.run.placement import check_resources, demands, process_shares
+from tqppo.run.teachers import Announce, prepare_teachers
 from tqppo.tiny.prepare import make_tiny_model
 from tqppo.trainers.stages import Clock
 from tqppo.weights import location
@@ -37,45 +40,69 @@ from tqppo.workers.actor import Actor
 from tqppo.workers.compute.worker import Worker
 from tqppo.workers.critic import Critic
 from tqppo.workers.estimator import RemoteEstimator
-from tqppo.workers.process.group import ProcessResources, WorkerGroup
+from tqppo.workers.process.group import Group, ProcessResources, WorkerGroup
 from tqppo.workers.reference import Reference
 from tqppo.workers.reward_model import RewardModel
 from tqppo.workers.specs import RoleSpec
+from tqppo.workers.student import Student
 
-Announce = Callable[[str], AbstractContextManager[None]]  # shows the user what takes time
 START_TIMEOUT_S = 600.0
 W = TypeVar("W", bound=Worker)
 
 
-def build(config: Config, folder: RunFolder, logs: Path, stack: ExitStack, announce: Announce) -> LiveRun:
+def build(
+    config: Config,
+    folder: RunFolder,
+    logs: Path,
+    stack: ExitStack,
+    announce: Announce,
+    *,
+    report: ReportEvent = unreported,
+) -> LiveRun:
     """Start everything and wait until it is ready; closing `stack` takes it down."""
     check_resources(demands(config), ray.cluster_resources())  # type: ignore[no-untyped-call]
     with announce("making the model" if config.model.path == "tiny" else "finding the model"):
         model = prepare_model(config, folder.model)
-    paths = RunPaths(model, config.model.tokenizer or model, logs, publish_folder(stack))
+    paths = RunPaths(
+        model=model,
+        tokenizer=config.model.tokenizer or model,
+        logs=logs,
+        publish=publish_folder(stack),
+        teachers=prepare_teachers(config, model, folder.scores, announce),
+        scores=folder.scores,
+    )
     tokenizer = load_tokenizer(config, paths)
     queue = make_queue(config, stack)
-    groups = start_groups(config, paths, queue, stack)
+    share = process_shares(config)
+    starter = GroupStarter(queue, ProcessResources(share.cpus, share.gpus), stack)
+    groups = start_groups(config, paths, starter, special_ids=special_tokens(config, tokenizer))
     pool = start_pool(config, paths, queue, tokenizer, stack)
+    teachers = start_teachers(config, paths, queue, len(tokenizer), stack)
     estimator = RemoteEstimator(configure.estimator_spec(config, paths), queue, timeout_s=config.storage.timeout_s + 60)
     sampler = make_sampler(config, tokenizer, announce)
     clock = Clock()
     validator = Validator(pool, queue, clock, validation_prompts(config, tokenizer), validation_task(config))
     with announce("loading the model into its workers"):
-        for group in groups.all:
-            group.ready()
+        starter.ready()
         estimator.ready(START_TIMEOUT_S)
     with announce(f"starting the {config.rollout.backend} engine"):
         pool.ready()
+    if teachers is not None:
+        with announce(f"starting the teacher{'s' if len(config.teachers) > 1 else ''}"):
+            teachers.ready()
+        pool.use_teachers(teachers.routes())
     stages = make_stages(
         config,
-        Processes(queue, groups.for_stages(), pool, estimator),
+        Processes(queue, groups, pool, estimator),
         sampler.next_batch,
         clock,
         trajectories=trajectory_schedule(config, folder),
         vocabulary=len(tokenizer),
+        report=report,
     )
-    return LiveRun(queue, groups.actor, groups.critic, stages, clock, make_trainer(config, stages), sampler, validator)
+    return LiveRun(
+        queue, groups.actor, groups.critic, stages, clock, make_trainer(config, stages), sampler, validator, teachers
+    )
 
 
 # -- the model ---------------------------------------------------------------------------------------------------------
@@ -101,6 +128,12 @@ def load_tokenizer(config: Config, paths: RunPaths) -> Any:
         ) from None
 
 
+def special_tokens(config: Config, tokenizer: Any) -> tuple[int, ...]:
+    """Special tokens, except those that end an answer."""
+    endings = {*eos_tokens(tokenizer), *config.rollout.stop_token_ids}
+    return tuple(sorted({int(token) for token in tokenizer.all_special_ids} - endings))
+
+
 def eos_tokens(tokenizer: Any) -> tuple[int, ...]:
     return () if tokenizer.eos_token_id is None else (int(tokenizer.eos_token_id),)
 
@@ -117,46 +150,48 @@ def make_queue(config: Config, stack: ExitStack) -> Queue:
     return queue
 
 
-class Startable(Protocol):
-    def ready(self) -> None: ...
+class StartGroup(Protocol):
+    """Starts the worker group of a role with so many ranks."""
+
+    def __call__(self, role: str, worker_class: type[W], spec: RoleSpec, ranks: int) -> Group[W]: ...
 
 
 @dataclass(frozen=True)
-class WorkerGroups:
-    """The worker groups of a run, started."""
+class GroupStarter:
+    """Starts worker groups as Ray actors without waiting for them; `ready` waits for all, `stack` closes them."""
 
-    actor: WorkerGroup[Actor]
-    critic: WorkerGroup[Critic] | None
-    reference: WorkerGroup[Reference] | None
-    reward_model: WorkerGroup[RewardModel] | None
+    queue: Queue
+    resources: ProcessResources
+    stack: ExitStack
+    waits: list[Callable[[], None]] = field(default_factory=list)
 
-    @property
-    def all(self) -> list[Startable]:
-        return [group for group in (self.actor, self.critic, self.reference, self.reward_model) if group is not None]
-
-    def for_stages(self) -> StageGroups:
-        return StageGroups(self.actor, self.critic, self.reference, self.reward_model)
-
-
-def start_groups(config: Config, paths: RunPaths, queue: Queue, stack: ExitStack) -> WorkerGroups:
-    ranks, share = facts.worker_roles(config), process_shares(config)
-    resources = ProcessResources(share.cpus, share.gpus)
-
-    def start(role: str, worker_class: type[W], spec: RoleSpec) -> WorkerGroup[W]:
-        group = WorkerGroup(role, worker_class, ranks=ranks[role], spec=spec, queue=queue, resources=resources)
-        stack.callback(group.close)
+    def __call__(self, role: str, worker_class: type[W], spec: RoleSpec, ranks: int) -> Group[W]:
+        group = WorkerGroup(role, worker_class, ranks=ranks, spec=spec, queue=self.queue, resources=self.resources)
+        self.stack.callback(group.close)
         group.start()
+        self.waits.append(group.ready)
         return group
 
-    return WorkerGroups(
-        actor=start("actor", Actor, configure.actor_spec(config, paths)),
-        critic=start("critic", Critic, configure.critic_spec(config, paths)) if "critic" in ranks else None,
-        reference=start("reference", Reference, configure.reference_spec(config, paths))
-        if "reference" in ranks
-        else None,
-        reward_model=start("reward_model", RewardModel, configure.reward_model_spec(config))
-        if "reward_model" in ranks
-        else None,
+    def ready(self) -> None:
+        for wait in self.waits:
+            wait()
+
+
+def start_groups(
+    config: Config, paths: RunPaths, start: StartGroup, *, special_ids: tuple[int, ...] = ()
+) -> StageGroups:
+    """Start a group for each role that the run has."""
+    ranks = facts.worker_roles(config)
+    actor_class: type[Actor] = Student if facts.has_teachers(config) else Actor
+
+    def optional(role: str, worker_class: type[W], make_spec: Callable[[], RoleSpec]) -> Group[W] | None:
+        return start(role, worker_class, make_spec(), ranks[role]) if role in ranks else None
+
+    return StageGroups(
+        actor=start("actor", actor_class, configure.actor_spec(config, paths, special_ids), ranks["actor"]),
+        critic=optional("critic", Critic, partial(configure.critic_spec, config, paths)),
+        reference=optional("reference", Reference, partial(configure.reference_spec, config, paths)),
+        reward_model=optional("reward_model", RewardModel, partial(configure.reward_model_spec, config)),
     )
 
 
@@ -172,6 +207,19 @@ def start_pool(config: Config, paths: RunPaths, queue: Queue, tokenizer: Any, st
     share = process_shares(config)
     pool.start(cpus=share.cpus, gpus=share.engine_gpus)
     return pool
+
+
+def start_teachers(
+    config: Config, paths: RunPaths, queue: Queue, vocabulary: int, stack: ExitStack
+) -> TeacherPool | None:
+    """The teachers of the config, starting; None in modes without."""
+    setups = configure.teacher_setups(config, paths, vocabulary=vocabulary)
+    if not setups:
+        return None
+    teachers = TeacherPool(setups, queue, configure.teacher_routing(config))
+    stack.callback(teachers.close)
+    teachers.start()
+    return teachers
 
 
 def publish_folder(stack: ExitStack) -> str:

@@ -21,7 +21,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from tqppo.tiny.model import TinyShape, byte_tokenizer, write_tiny_model
+from tqppo.tiny.model import TinyShape, byte_tokenizer, save, write_tiny_model
 
 DONE = "tqppo_warm_start.json"  # written last: a folder without it is not a finished model
 Demonstrations = Sequence[tuple[list[dict[str, object]], str]]
@@ -51,7 +51,7 @@ def prepare(
         shutil.rmtree(leftover)
     work = folder.with_name(f".{folder.name}.{os.getpid()}")
     try:
-        with _quiet_on_one_thread():
+        with quiet_on_one_thread():
             write_tiny_model(work, seed=seed, **model)
             losses = _train(work, demonstrations, steps=steps, batch_size=batch_size, lr=lr, seed=seed) if steps else []
         (work / DONE).write_text(json.dumps({"made_from": made_from, "losses": losses}))
@@ -63,7 +63,7 @@ def prepare(
 
 
 @contextmanager
-def _quiet_on_one_thread() -> Iterator[None]:
+def quiet_on_one_thread() -> Iterator[None]:
     """No progress bars for files of half a megabyte; one thread, because sums differ in their last bits with more."""
     threads, bars = torch.get_num_threads(), logging.is_progress_bar_enabled()
     show_bars: Callable[[], None] = logging.enable_progress_bar
@@ -103,7 +103,7 @@ def _train(
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         losses.append(loss.item())
-    model.save_pretrained(folder)
+    save(model, folder)
     return losses
 
 

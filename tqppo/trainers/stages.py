@@ -13,17 +13,21 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, Protocol
 
+import torch
+
 from tqppo import dataflow
 from tqppo.algorithms.kl import Controller
 from tqppo.algorithms.padding import num_padding, padding_rows
 from tqppo.columns import column
 from tqppo.data.prompts import Prompt
 from tqppo.dataflow import Features
+from tqppo.metrics.events import NothingToTrain, ReportEvent, unreported
 from tqppo.metrics.files import spread
 from tqppo.protocols import Metrics, WeightSource
 from tqppo.queue.client import Queue
 from tqppo.queue.meta import BatchMeta
 from tqppo.rollout.assignment import Assignment
+from tqppo.rollout.teachers.figures import RolloutReport
 from tqppo.trainers.groups import GroupCollector
 from tqppo.weights.verify import Probe
 from tqppo.workers.actor import Actor
@@ -62,7 +66,7 @@ class Clock:
 class Engines(Protocol):
     """The replicas of the rollout engine."""
 
-    def generate(self, prompts: Sequence[tuple[int, Prompt]], task: Assignment) -> None: ...
+    def generate(self, prompts: Sequence[tuple[int, Prompt]], task: Assignment) -> RolloutReport: ...
     def load_weights(self, source: WeightSource, probe: Probe | None = None) -> None: ...
 
 
@@ -75,15 +79,19 @@ class RolloutStage:
     clock: Clock
     assignment: Assignment
     num_prompts: int
-    probe: Callable[[], Probe | None]  # what the trainer says of a fixed sequence, to compare the engines with
+    probe: Callable[[], Probe | None]  # the trainer's log-probabilities of a fixed sequence, for the engines to match
 
     def generate(self, step: int) -> tuple[BatchMeta, Metrics]:
         """Sample whole groups; returns their rows in canonical order."""
         task = replace(self.assignment, step=step)
+        reports: list[RolloutReport] = []
         with self.clock.time("gen"):
-            batch, metrics = self.groups.collect(self.num_prompts, lambda prompts: self.engines.generate(prompts, task))
+            batch, metrics = self.groups.collect(
+                self.num_prompts, lambda prompts: reports.append(self.engines.generate(prompts, task)), step
+            )
         metrics["perf/total_num_tokens"] = float(sum(tags["seq_len"] for tags in batch.tags))
-        return batch, metrics | tag_metrics(batch.tags)
+        figures = RolloutReport.join(reports, one_after_the_other=True).metrics()
+        return batch, metrics | tag_metrics(batch.tags) | figures
 
     def load_weights(self, source: WeightSource) -> None:
         with self.clock.time("update_weights"):
@@ -119,21 +127,27 @@ class PaddingStage:
         }
         if count:
             with self.clock.time("pad"):
-                rows = padding_rows(count, self._sizes(batch), step=step)
+                sizes, dtypes = self._sizes(batch)
+                rows = padding_rows(count, sizes, dtypes=dtypes, step=step)
                 put = self.queue.put(rows.keys, rows.columns, partition=batch.partition, tags=rows.tags)
             batch = BatchMeta.join([batch, put])
         return batch, metrics
 
-    def _sizes(self, batch: BatchMeta) -> dict[str, tuple[int, ...]]:
-        """Each column's sizes beyond the ragged one; only where the declaration leaves them open is a row looked at."""
+    def _sizes(self, batch: BatchMeta) -> tuple[dict[str, tuple[int, ...]], dict[str, torch.dtype]]:
+        """Each column's sizes beyond the ragged one, and dtypes that are declared with any.
+
+        Only where the declaration leaves them open is a row looked at.
+        """
         sizes: dict[str, tuple[int, ...]] = {}
+        dtypes: dict[str, torch.dtype] = {}
         for name in batch.columns:
             declared = column(name).trailing
             known = tuple(size for size in declared if size is not None)
             if len(known) < len(declared):
-                known = tuple(self.queue.get(batch.take([0]), [name])[name].values().shape[1:])
+                values = self.queue.get(batch.take([0]), [name])[name].values()
+                known, dtypes[name] = tuple(values.shape[1:]), values.dtype
             sizes[name] = known
-        return sizes
+        return sizes, dtypes
 
 
 @dataclass(frozen=True)
@@ -142,6 +156,7 @@ class ActorStage:
     clock: Clock
     features: Features
     mini_batch_rows: int  # rows per optimizer step; 0: all of them
+    report: ReportEvent = unreported
 
     def old_logprobs(self, batch: BatchMeta) -> BatchMeta:
         if not dataflow.OLD_LOGPROBS.runs(self.features):
@@ -152,7 +167,10 @@ class ActorStage:
     def update(self, batch: BatchMeta, step: int) -> Metrics:
         count = num_mini_batches(batch, self.mini_batch_rows)
         with self.clock.time("update_actor"):
-            return self.group.update(Actor.update, batch, step=step, num_mini_batches=count)
+            metrics = self.group.update(Actor.update, batch, step=step, num_mini_batches=count)
+        if skipped := int(metrics.get("padding/all_padding", 0)):
+            self.report(NothingToTrain(step, "actor", skipped))
+        return metrics
 
     def publish(self, version: int) -> WeightSource:
         """Write the weights where the engines can load them."""
@@ -211,17 +229,20 @@ class AdvantageStage:
 
     estimator: EstimatorProcess
     clock: Clock
+    features: Features
     controller: Controller
     trajectories: Callable[[int], Path | None]  # where a step's trajectories are written, if they are
 
     def estimate(self, batch: BatchMeta, step: int) -> tuple[BatchMeta, Metrics]:
-        with self.clock.time("adv"):
-            columns, metrics = self.estimator.estimate(batch, self.controller.coef)
+        metrics: Metrics = {} if self.features.has_policy_loss else score_metrics(batch.tags)
+        if dataflow.ESTIMATE.runs(self.features):
+            with self.clock.time("adv"):
+                columns, estimated = self.estimator.estimate(batch, self.controller.coef)
+            batch, metrics = batch.with_columns(*columns), metrics | estimated
         if "actor/reward_kl_penalty" in metrics:
             metrics["actor/reward_kl_penalty_coeff"] = self.controller.coef
             rows = sum(not tags.get("is_padding") for tags in batch.tags)
             self.controller = self.controller.after(metrics["actor/reward_kl_penalty"], rows)
-        batch = batch.with_columns(*columns)
         if path := self.trajectories(step):
             with self.clock.time("dump_rollout_generations"):
                 self.estimator.write_trajectories(batch, path)
@@ -243,12 +264,38 @@ class Stages:
     critic_only_steps: int = 0
 
 
+def score_metrics(tags: Sequence[Mapping[str, Any]]) -> Metrics:
+    """Scores and lengths of real rows, where no estimator reads the rewards: scores once per session."""
+    real = [tag for tag in tags if not tag.get("is_padding")]
+    last = {(tag["uid"], tag["session"]): tag["reward"] for tag in real}
+    return {
+        **spread("critic/score", list(last.values())),
+        **spread("response_length", [float(tag["response_len"]) for tag in real]),
+        **spread("prompt_length", [float(tag["prompt_len"]) for tag in real]),
+        "training/num_sessions": float(len(last)),
+        "training/num_rows": float(len(real)),
+    }
+
+
 def tag_metrics(tags: Sequence[Mapping[str, Any]]) -> Metrics:
-    """Turns and the reward function's further numbers, over sessions (by their last row)."""
+    """Turns and the reward function's further numbers, over sessions (by their last row); what agent loops count."""
     last = {(tag["uid"], tag["session"]): tag for tag in tags}
     extras: dict[str, list[float]] = {}
     for tag in last.values():
         for name, value in tag.get("extra", {}).items():
             extras.setdefault(name, []).append(value)
     found = spread("training/num_turns", [float(tag["turns"]) for tag in last.values()])
-    return found | {f"reward/{name}/mean": sum(values) / len(values) for name, values in extras.items()}
+    found |= {f"reward/{name}/mean": sum(values) / len(values) for name, values in extras.items()}
+    return found | agent_metrics(tags, num_sessions=len(last))
+
+
+def agent_metrics(tags: Sequence[Mapping[str, Any]], *, num_sessions: int) -> Metrics:
+    """Turns per session over its trajectories, the sums of sessions' counters, the means of trajectories' numbers."""
+    found = {"agent/turns": sum(tag["turns"] for tag in tags) / num_sessions, "agent/retokenized_tokens": 0.0}
+    means: dict[str, list[float]] = {}
+    for tag in tags:
+        for name, value in tag.get("counts", {}).items():
+            found[name] = found.get(name, 0.0) + value
+        for name, value in tag.get("metrics", {}).items():
+            means.setdefault(name, []).append(value)
+    return found | {f"agent/{name}/mean": sum(values) / len(values) for name, values in means.items()}

@@ -16,10 +16,13 @@ from tqppo.algorithms import kl
 from tqppo.algorithms.aggregate import Normalisers, aggregate
 from tqppo.algorithms.losses import LEARNS_WITHOUT_ADVANTAGE, POLICY_LOSSES, PolicyTokens
 from tqppo.protocols import Metrics, WeightSource
+from tqppo.ray_calls import this_node
 from tqppo.weights import publish as weights
-from tqppo.workers.compute.learner import Learner, Loss, Selection, Tokens
+from tqppo.workers.compute.learner import Learner, Selection, Tokens
+from tqppo.workers.compute.logprobs import Scoring
 from tqppo.workers.compute.microbatch import FlatRows, MicroBatch
 from tqppo.workers.compute.model import PolicyModel, adapters_off, add_lora, load_policy
+from tqppo.workers.compute.tally import Loss, Report
 from tqppo.workers.process.bridge import Columns, implements
 
 
@@ -27,11 +30,11 @@ class Actor(Learner):
     prefix = "actor"
 
     @property
-    def report_names(self) -> tuple[str, ...]:
+    def report(self) -> Report:
         clipped = ("actor/pg_clipfrac", "actor/pg_clipfrac_lower", "actor/ppo_kl")
         with_kl = ("actor/kl_loss",) if self.features.kl_in_loss else ()
         with_bonus = ("actor/entropy_loss",) if self.spec.policy_loss.entropy_coef > 0 else ()
-        return ("actor/loss", "actor/pg_loss", *clipped, *with_kl, *with_bonus, "actor/entropy")
+        return Report(("actor/loss", "actor/pg_loss", *clipped, *with_kl, *with_bonus, "actor/entropy"))
 
     def start(self) -> None:
         self.publisher = weights.Publisher(self.spec.publish_dir, self.spec.model.path)
@@ -50,8 +53,8 @@ class Actor(Learner):
     def old_logprobs(self, rows: Columns) -> dict[str, Tensor]:
         """Log-probabilities of the sampled tokens under the current policy, at the sampling temperature."""
         names = dataflow.OLD_LOGPROBS.writes(self.features)
-        squares = self.features.has_token_baseline
-        results = self.per_token(rows, lambda micro: self.model(micro, self.spec.temperature, with_sum_squares=squares))
+        measure = Scoring(self.spec.temperature, with_sum_squares=self.features.has_token_baseline)
+        results = self.per_token(rows, lambda micro: self.model(micro, measure))
         return dict(zip(names, results, strict=True))
 
     @implements(dataflow.REFERENCE_LOGPROBS)
@@ -70,7 +73,7 @@ class Actor(Learner):
         return self.train(rows, step=step, sizes=sizes)
 
     def _forward(self, micro: MicroBatch, with_entropy: bool) -> tuple[Tensor, Tensor | None]:
-        logprobs, entropy, _ = self.model(micro, self.spec.temperature, with_entropy)
+        logprobs, entropy, _ = self.model(micro, Scoring(self.spec.temperature, with_entropy))
         return logprobs, entropy
 
     def _idle_loss(self, micro: MicroBatch) -> Tensor:
@@ -84,22 +87,18 @@ class Actor(Learner):
         if not self.features.kl_in_loss and loss.entropy_coef == 0 and loss.name not in LEARNS_WITHOUT_ADVANTAGE:
             active = rows.count(keep & (rows.response["advantages"] != 0)) > 0  # 0 · anything has no gradient
         ones = torch.ones(len(rows))
-        return Selection(keep, counts, active, rows.row.get("session_weight", ones))
+        return Selection(keep, (counts,), active, rows.row.get("session_weight", ones))
 
-    def _loss(self, rows: FlatRows, micro: MicroBatch, whole: Normalisers) -> Loss:
-        spec, tokens = self.spec.policy_loss, self.tokens(rows, micro)
+    def _loss(self, rows: FlatRows, micro: MicroBatch, whole: Sequence[Normalisers]) -> Loss:
         logprobs, entropy = self._forward(micro, True)
         assert entropy is not None, "asked for"
+        return self._policy_loss(logprobs, entropy, self.tokens(rows, micro), whole[0])
+
+    def _policy_loss(self, logprobs: Tensor, entropy: Tensor, tokens: Tokens, whole: Normalisers) -> Loss:
+        """The policy term, with the KL to the reference and the entropy bonus."""
+        spec = self.spec.policy_loss
         policy = POLICY_LOSSES[spec.name](
-            PolicyTokens(
-                logprobs,
-                tokens.column(self.features.old_logprobs),
-                tokens.column("advantages"),
-                tokens.mask,
-                tokens.lengths,
-                tokens.column("correction_weights") if self.features.has_correction_weights else None,
-            ),
-            spec.options,
+            self._policy_tokens(logprobs, tokens.column("advantages"), tokens), spec.options
         )
         total = self._aggregate(policy.losses, tokens, whole)
         parts = {"actor/pg_loss": total}
@@ -111,6 +110,16 @@ class Actor(Learner):
             parts["actor/entropy_loss"] = self._aggregate(entropy, tokens, whole)
             total = total - spec.entropy_coef * parts["actor/entropy_loss"]
         return Loss(total, {"actor/loss": total, **parts}, {**policy.sums, "actor/entropy": entropy.detach().sum()})
+
+    def _policy_tokens(self, logprobs: Tensor, advantages: Tensor, tokens: Tokens) -> PolicyTokens:
+        return PolicyTokens(
+            logprobs,
+            tokens.column(self.features.old_logprobs),
+            advantages,
+            tokens.mask,
+            tokens.lengths,
+            tokens.column("correction_weights") if self.features.has_correction_weights else None,
+        )
 
     def _aggregate(self, losses: Tensor, tokens: Tokens, whole: Normalisers) -> Tensor:
         spec = self.spec.policy_loss
@@ -125,7 +134,7 @@ class Actor(Learner):
         )
 
     def probe(self, tokens: Sequence[int]) -> list[float]:
-        """Log-probability of each next token of one sequence, untempered: what an engine must say of it too."""
+        """Log-probability of each next token of one sequence, untempered. The engines must return the same."""
         sequence = torch.tensor(tokens)
         rows = {
             "tokens": torch.nested.nested_tensor([sequence], layout=torch.jagged),
@@ -133,14 +142,14 @@ class Actor(Learner):
                 [torch.ones(len(tokens) - 1, dtype=torch.bool)], layout=torch.jagged
             ),
         }
-        (result,) = self.per_token(rows, lambda micro: (self.model(micro, 1.0, False)[0],))
+        (result,) = self.per_token(rows, lambda micro: (self.model(micro, Scoring(1.0))[0],))
         return result.values().tolist()
 
     def publish(self, version: int) -> WeightSource:
         """The weights as a Hugging Face folder in shared memory, for engines on this node to map or reload."""
         is_writer = self.ranks.rank == 0
         source = self.publisher.publish(self._policy().causal_lm, self.dtype, version, is_writer=is_writer)
-        return replace(source, node=ray.get_runtime_context().get_node_id() if ray.is_initialized() else "")
+        return replace(source, node=this_node() if ray.is_initialized() else "")
 
     def export(self, folder: str) -> None:
         """A Hugging Face folder that `AutoModelForCausalLM.from_pretrained` loads; adapters merged."""

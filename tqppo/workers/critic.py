@@ -11,9 +11,10 @@ from tqppo import dataflow
 from tqppo.algorithms.aggregate import Normalisers, aggregate
 from tqppo.algorithms.losses import value_loss
 from tqppo.protocols import Metrics
-from tqppo.workers.compute.learner import Learner, Loss, Selection
+from tqppo.workers.compute.learner import Learner, Selection
 from tqppo.workers.compute.microbatch import FlatRows, MicroBatch
 from tqppo.workers.compute.model import load_value_model
+from tqppo.workers.compute.tally import Loss, Report
 from tqppo.workers.process.bridge import Columns, implements
 
 
@@ -21,8 +22,8 @@ class Critic(Learner):
     prefix = "critic"
 
     @property
-    def report_names(self) -> tuple[str, ...]:
-        return ("critic/vf_loss", "critic/vf_clipfrac", "critic/vpred_mean")
+    def report(self) -> Report:
+        return Report(("critic/vf_loss", "critic/vf_clipfrac", "critic/vpred_mean"))
 
     def _load(self) -> nn.Module:
         return load_value_model(self.spec.model, self.device)
@@ -44,9 +45,9 @@ class Critic(Learner):
     def _selection(self, rows: FlatRows) -> Selection:
         keep = rows.response["loss_mask" if self.features.has_loss_mask else "response_mask"]
         counts = rows.count(keep)
-        return Selection(keep, counts, counts > 0, rows.row.get("session_weight", torch.ones(len(rows))))
+        return Selection(keep, (counts,), counts > 0, rows.row.get("session_weight", torch.ones(len(rows))))
 
-    def _loss(self, rows: FlatRows, micro: MicroBatch, whole: Normalisers) -> Loss:
+    def _loss(self, rows: FlatRows, micro: MicroBatch, whole: Sequence[Normalisers]) -> Loss:
         spec = self.spec.value_loss
         tokens = self.tokens(rows, micro)
         values = self.model(micro)
@@ -56,7 +57,7 @@ class Critic(Learner):
             tokens.mask,
             tokens.lengths,
             spec.aggregate,
-            whole,
+            whole[0],
             horizon=spec.horizon,
             session_weights=tokens.session_weights,
         )

@@ -19,6 +19,7 @@ from tqppo import dataflow, ray_calls
 from tqppo.algorithms import correction, kl
 from tqppo.algorithms.advantages import Estimate, EstimateInputs, EstimateOptions, estimate
 from tqppo.algorithms.aggregate import session_weights
+from tqppo.algorithms.credit import Turns
 from tqppo.algorithms.data_metrics import data_metrics
 from tqppo.algorithms.groups import RowGroups
 from tqppo.algorithms.layout import row_counts
@@ -56,29 +57,38 @@ class Estimator:
         self.tokenizer: Any = None
 
     def ready(self) -> None:
-        """Return once the process is there."""
+        """Return once the process has started."""
 
     def estimate(self, batch: BatchMeta, kl_coef: float) -> tuple[tuple[str, ...], Metrics]:
-        """Put advantages on the rows, and the other columns that the config asks for; returns their names."""
+        """Put advantages on the rows, where there is a policy loss, and the other columns that the config asks for.
+
+        Returns the names of the columns."""
         columns = self.queue.get(batch, dataflow.ESTIMATE.reads(self.spec.features))
         rows = describe_rows(batch.tags)
         flat = {name: value.values() for name, value in columns.items() if value.is_nested}
         mask, metrics, put = self._corrected(flat, rows)
-        penalty = self._penalty(flat, mask, rows, kl_coef, metrics)
-        inputs = self._inputs(columns, flat, mask, rows, penalty)
-        result = estimate(self.spec.advantage, inputs, self.spec.options)
-        put |= self._results(inputs, result)
-        metrics |= result.metrics | data_metrics(
+        if self.spec.features.has_session_weights:
+            counts = row_counts(mask, rows.lengths) > 0
+            put["session_weight"] = session_weights(rows.session, counts).float()
+        if self.spec.features.has_policy_loss:
+            penalty = self._penalty(flat, mask, rows, kl_coef, metrics)
+            inputs = self._inputs(columns, flat, mask, rows, penalty)
+            result = estimate(self.spec.advantage, inputs, self.spec.options)
+            put |= self._results(inputs, result)
+            metrics |= result.metrics | self._describe(batch, inputs, result)
+        written = dataflow.ESTIMATE.writes(self.spec.features)
+        assert set(put) == set(written), f"the estimator made {set(put)} and declares {written}"
+        self.queue.put(batch, put)
+        return written, metrics
+
+    def _describe(self, batch: BatchMeta, inputs: EstimateInputs, result: Estimate) -> Metrics:
+        return data_metrics(
             inputs,
             result,
             torch.tensor([tags["prompt_len"] for tags in batch.tags]),
             max_prompt=self.spec.max_prompt_tokens,
             max_response=self.spec.max_response_tokens,
         )
-        written = dataflow.ESTIMATE.writes(self.spec.features)
-        assert set(put) == set(written), f"the estimator made {set(put)} and declares {written}"
-        self.queue.put(batch, put)
-        return written, metrics
 
     def _penalty(
         self, flat: dict[str, Tensor], mask: Tensor, rows: RowGroups, kl_coef: float, metrics: Metrics
@@ -113,26 +123,25 @@ class Estimator:
             baseline_reward=columns.get("baseline_reward"),
             old_logprobs=flat.get("old_logprobs"),
             sum_pi_squared=flat.get("sum_pi_squared"),
+            turns=_turns(columns) if self.spec.features.credits_turns else None,
         )
 
     def _results(self, inputs: EstimateInputs, result: Estimate) -> dict[str, Jagged | Tensor]:
-        """The columns that the updates read."""
-        features, rows = self.spec.features, inputs.rows
-        put: dict[str, Jagged | Tensor] = {"advantages": Jagged(result.advantages, rows.lengths)}
-        if features.uses_values:
-            put["returns"] = Jagged(result.returns, rows.lengths)
-        if features.has_session_weights:
-            counts = row_counts(inputs.mask, rows.lengths) > 0
-            put["session_weight"] = session_weights(rows.session, counts).float()
+        """Advantages, and with a critic the returns."""
+        lengths = inputs.rows.lengths
+        put: dict[str, Jagged | Tensor] = {"advantages": Jagged(result.advantages, lengths)}
+        if self.spec.features.uses_values:
+            put["returns"] = Jagged(result.returns, lengths)
         return put
 
     def write_trajectories(self, batch: BatchMeta, path: Path) -> None:
-        """Write the batch's trajectories as JSON lines: text, reward, advantage, log-probabilities."""
+        """Write the batch's trajectories as JSON lines: text, reward, log-probabilities, and the advantage if any."""
         tokenizer = self._tokenizer()
-        columns = self.queue.get(batch, ["tokens", "rollout_logprobs", "advantages"])
-        unbound = zip(batch.tags, *(columns[name].unbind() for name in columns), strict=True)
+        names = ["tokens", "rollout_logprobs", *(["advantages"] if self.spec.features.has_policy_loss else [])]
+        columns = self.queue.get(batch, names)
+        unbound = zip(batch.tags, *(columns[name].unbind() for name in names), strict=True)
         lines = []
-        for tags, tokens, logprobs, advantages in unbound:
+        for tags, tokens, logprobs, *advantages in unbound:
             if tags.get("is_padding"):
                 continue
             prompt = tags["prompt_len"]
@@ -140,10 +149,9 @@ class Estimator:
                 "prompt": tokenizer.decode(tokens[:prompt].tolist()),
                 "response": tokenizer.decode(tokens[prompt:].tolist()),
             }
-            numbers = {
-                "advantage": float(advantages.sum() / max(1, int((advantages != 0).sum()))),
-                "logprobs": [round(value, 5) for value in logprobs.tolist()],
-            }
+            numbers: dict[str, object] = {"logprobs": [round(value, 5) for value in logprobs.tolist()]}
+            for each in advantages:
+                numbers["advantage"] = float(each.sum() / max(1, int((each != 0).sum())))
             lines.append(json.dumps({**tags, **text, **numbers}, ensure_ascii=False))
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("".join(f"{line}\n" for line in lines))
@@ -163,7 +171,7 @@ class Estimator:
         """Compare engine and trainer: metrics, and by the config's choice a narrower mask and importance weights."""
         spec, mask = self.spec, flat["response_mask"]
         put: dict[str, Jagged | Tensor] = {}
-        if not spec.features.recomputes_old_logprobs:
+        if not spec.features.compares_engine:
             return mask, {}, put
         old, engine = flat["old_logprobs"], flat["rollout_logprobs"]
         metrics = correction.diagnostics(old, engine, mask, rows.lengths)
@@ -181,8 +189,14 @@ class Estimator:
         return kept, metrics, put
 
 
+def _turns(columns: dict[str, Tensor]) -> Turns:
+    ends, rewards, anchors = (columns[name] for name in ("turn_ends", "turn_rewards", "turn_anchors"))
+    counts: Tensor = ends.offsets().diff()  # type: ignore[attr-defined]
+    return Turns(counts, ends.values(), rewards.values(), anchors.values())
+
+
 def describe_rows(tags: Sequence[Any]) -> RowGroups:
-    """Who belongs to whom, from the tags: prompts and sessions numbered in the order of their first row."""
+    """The group and session of each row, from the tags; both are numbered in the order of their first row."""
     groups: dict[str, int] = {}
     sessions: dict[tuple[str, int], int] = {}
     last: dict[int, tuple[int, int]] = {}  # session → (highest trajectory, its row)

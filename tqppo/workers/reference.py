@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from tqppo import dataflow
+from tqppo.workers.compute.logprobs import Scoring
 from tqppo.workers.compute.model import load_policy
 from tqppo.workers.compute.worker import Worker
 from tqppo.workers.process.bridge import Columns, implements
@@ -16,5 +17,5 @@ class Reference(Worker):
 
     @implements(dataflow.REFERENCE_LOGPROBS)
     def logprobs(self, rows: Columns) -> dict[str, Tensor]:
-        (result,) = self.per_token(rows, lambda micro: self.model(micro, self.spec.temperature, False))
+        (result,) = self.per_token(rows, lambda micro: self.model(micro, Scoring(self.spec.temperature)))
         return {"ref_logprobs": result}

@@ -61,6 +61,28 @@ class ValueLossSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class TeacherHead:
+    """A teacher's name, and the folder or hub name whose output head gives its distribution from hidden states."""
+
+    name: str
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class DistillSpec:
+    """The distillation term of the actor's loss."""
+
+    loss: str = "k3"
+    update: str = "supervised"  # or policy_gradient
+    coef: float = 1.0  # beside a policy loss; without one the term counts whole
+    loss_max: float = 0.0  # clamp per token; 0: off
+    logprob_min: float = 0.0  # lower clamp of log-probabilities; 0: off
+    options: PolicyOptions = field(default_factory=PolicyOptions)  # clipping, with policy_gradient
+    special_ids: tuple[int, ...] = ()  # sampled tokens that do not count
+    teachers: tuple[TeacherHead, ...] = ()  # in the order of `teacher_index`
+
+
+@dataclass(frozen=True, slots=True)
 class RoleSpec:
     """Everything one role's ranks need. Roles that do not learn ignore the optimizer and the losses."""
 
@@ -69,6 +91,7 @@ class RoleSpec:
     optimizer: OptimizerSpec = field(default_factory=OptimizerSpec)
     policy_loss: PolicyLossSpec = field(default_factory=PolicyLossSpec)
     value_loss: ValueLossSpec = field(default_factory=ValueLossSpec)
+    distill: DistillSpec | None = None  # of an actor with teachers
     temperature: float = 1.0  # of the sampled distribution, whose log-probabilities are trained
     micro_batch_tokens: int = 16_384
     threads: int = 0  # 0: one on CPUs, torch's own choice with a GPU

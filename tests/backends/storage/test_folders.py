@@ -37,7 +37,7 @@ def test_a_dead_run_that_filled_the_memory_is_reaped_before_a_place_is_chosen(
     dead = tmp_path / "tqppo-queue-dead"
     dead.mkdir()
     (dead / ".lock").touch()
-    monkeypatch.setattr(folders, "SHARED", tmp_path)
+    monkeypatch.setattr(folders, "SHARED_MEMORY", tmp_path)
     is_full = lambda folder: folders.shutil._ntuple_diskusage(100, 100, 0 if dead.exists() else BUDGET)  # noqa: E731
     monkeypatch.setattr(folders.shutil, "disk_usage", is_full)
     made = segments.Segments.create("tqppo-queue-next", BUDGET)
@@ -48,11 +48,11 @@ def test_a_dead_run_that_filled_the_memory_is_reaped_before_a_place_is_chosen(
 def test_small_shared_memory_falls_back_with_a_message(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(folders, "SHARED", tmp_path / "absent")
+    monkeypatch.setattr(folders, "SHARED_MEMORY", tmp_path / "absent")
     with caplog.at_level(logging.WARNING):
         assert folders.choose_parent(BUDGET) != tmp_path / "absent"
     assert "does not exist" in caplog.text
-    monkeypatch.setattr(folders, "SHARED", tmp_path)
+    monkeypatch.setattr(folders, "SHARED_MEMORY", tmp_path)
     monkeypatch.setattr(folders, "MIN_FREE_BYTES", 1 << 60)
     assert folders.choose_parent(1 << 60) != tmp_path
     assert "MB left" in caplog.text

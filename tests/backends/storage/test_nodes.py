@@ -12,6 +12,7 @@ import ray
 from tqppo.errors import BackendError, DataLost, DeadlineExceeded
 from tqppo.queue.link.calls import run
 from tqppo.queue.storage import StorageSpec
+from tqppo.ray_calls import this_node
 
 nodes = importlib.import_module("tqppo_backends.storage.nodes")
 ray_store = importlib.import_module("tqppo_backends.storage.ray_store")
@@ -33,7 +34,7 @@ async def awaited(reply: Any) -> Any:
 
 @pytest.mark.slow
 def test_an_actor_is_started_called_by_its_methods_and_gone_after_close(local_ray: None) -> None:
-    here, spec = nodes.this_node(), StorageSpec("nodestest", 1 << 20, timeout_s=30)
+    here, spec = this_node(), StorageSpec("nodestest", 1 << 20, timeout_s=30)
     ray.cloudpickle.register_pickle_by_value(importlib.import_module(Adder.__module__))
     started, found = nodes.NodeActors(spec), nodes.NodeActors(spec)
     with pytest.raises(DataLost, match=f"the storage of node {here} is gone"):

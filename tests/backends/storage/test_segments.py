@@ -232,7 +232,7 @@ sys.path.insert(0, sys.argv[1])
 segments = importlib.import_module("tqppo_backends.storage.segments")
 from test_segments import block, read
 from tqppo.errors import QueueError
-segments.SHARED = Path(sys.argv[2])  # a file system of 8 MiB, mapped like /dev/shm
+segments.SHARED_MEMORY = Path(sys.argv[2])  # a file system of 8 MiB, mapped like /dev/shm
 files = segments.Segments.create("tqppo-queue-full", 1 << 30, sys.argv[2])
 for name in ("a", "b"):
     os.truncate(os.open(f"{files.folder}/free/{1 << 20}-{name}", os.O_CREAT | os.O_RDWR, 0o600), 1 << 20)

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import pytest
 
-from tqppo.config.read.assignment import Assignment, SettingsLayer
+from tqppo.config.read.assignment import KeyAssignment, SettingsLayer
 from tqppo.config.read.flatten import assignments_of
 from tqppo.config.read.overrides import override_layer
 from tqppo.config.read.spans import parse
 from tqppo.config.read.unknown_key import unknown_key
-from tqppo.config.read.validate import Validator
+from tqppo.config.read.validate import AssignmentValidator
 from tqppo.config.read.wrong_value import conversion
 from tqppo.config.schema import settings
 
 
-def assignment(text: str) -> Assignment:
+def assignment(text: str) -> KeyAssignment:
     (one,) = override_layer([text])[0].assignments
     return one
 
 
-def validated(*sets: str) -> tuple[dict[str, object], Validator]:
-    validator = Validator()
+def validated(*sets: str) -> tuple[dict[str, object], AssignmentValidator]:
+    validator = AssignmentValidator()
     return {one.key: one.value for one in validator.valid(override_layer(sets)[0])}, validator
 
 
@@ -59,7 +59,7 @@ def test_an_unknown_key_leaves_the_key_that_was_meant_unresolved(text: str, code
 
 def test_a_broken_file_leaves_every_key_unresolved() -> None:
     document = parse("[actor]\nlr = \nepochs = 2\n", "x.toml")
-    validator = Validator()
+    validator = AssignmentValidator()
     assert [one.key for one in validator.valid(SettingsLayer("config", "x.toml", document))] == ["actor.epochs"]
     assert validator.unresolved == {"*"}
 

@@ -4,19 +4,12 @@ import pytest
 import torch
 
 from tqppo.workers.compute import logprobs
-from tqppo.workers.compute.logprobs import token_logprobs
+from tqppo.workers.compute.logprobs import Scoring, measure_tokens
 
 
 def scored(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, temperature: float = 0.7):
-    return token_logprobs(
-        lambda h: h @ weight.T,
-        hidden,
-        targets,
-        vocabulary=len(weight),
-        temperature=temperature,
-        with_entropy=True,
-        with_sum_squares=True,
-    )
+    measure = Scoring(temperature, with_entropy=True, with_sum_squares=True)
+    return measure_tokens(lambda h: h @ weight.T, hidden, targets, measure, vocabulary=len(weight))
 
 
 @pytest.fixture
@@ -49,5 +42,5 @@ def test_chunks_change_neither_value_nor_gradient(case, monkeypatch: pytest.Monk
 
 def test_what_is_not_asked_for_is_not_computed(case) -> None:
     hidden, weight, targets = case
-    found = token_logprobs(lambda h: h @ weight.T, hidden, targets, vocabulary=len(weight), temperature=1.0)
+    found = measure_tokens(lambda h: h @ weight.T, hidden, targets, Scoring(1.0), vocabulary=len(weight))
     assert found[1:] == (None, None)

@@ -9,6 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from tqppo.errors import PreflightError
 from tqppo.tiny.model import write_tiny_model
+from tqppo.workers.compute.logprobs import Scoring
 from tqppo.workers.compute.microbatch import FlatRows, MicroBatchCut, build
 from tqppo.workers.compute.model import PolicyModel, compute_dtype, layout_for, load_policy, load_value_model
 from tqppo.workers.specs import ModelSpec
@@ -23,7 +24,7 @@ def test_packed_trimmed_and_padded_forwards_agree(tiny_model: Path, rows: dict[s
     results = []
     for micro in micros:
         model.zero_grad()
-        logprobs, entropy, _ = model(micro, 1.0, True)
+        logprobs, entropy, _ = model(micro, Scoring(1.0, with_entropy=True))
         (logprobs.sum() + entropy.sum()).backward()
         gradient = model.causal_lm.model.layers[0].self_attn.q_proj.weight.grad
         results.append((logprobs.detach(), entropy.detach(), gradient.clone()))
@@ -34,7 +35,7 @@ def test_packed_trimmed_and_padded_forwards_agree(tiny_model: Path, rows: dict[s
 
 def test_logprobs_are_the_model_s_own(tiny_model: Path, rows: dict[str, Any]) -> None:
     model, flat = load_policy(ModelSpec(str(tiny_model)), CPU), FlatRows.of(rows)
-    found, _, _ = model(build(flat, MicroBatchCut.apart(torch.tensor([3]))), 0.8, False)
+    found, _, _ = model(build(flat, MicroBatchCut.apart(torch.tensor([3]))), Scoring(0.8))
     tokens = rows["tokens"].unbind()[3]
     logits = AutoModelForCausalLM.from_pretrained(tiny_model)(tokens[None]).logits[0] / 0.8
     expected = logits.log_softmax(-1)[4:16].gather(1, tokens[5:, None])[:, 0]
@@ -91,14 +92,14 @@ def test_dropout_of_the_config_is_turned_off(tmp_path: Path, rows: dict[str, Any
     config.save_pretrained(tmp_path)
     spec = ModelSpec(str(tmp_path), gradient_checkpointing=True)  # which needs training mode
     model, micro = load_policy(spec, CPU), build(FlatRows.of(rows), MicroBatchCut.apart(torch.arange(4)))
-    assert torch.equal(model(micro, 1.0, False)[0], model(micro, 1.0, False)[0])
+    assert torch.equal(model(micro, Scoring(1.0))[0], model(micro, Scoring(1.0))[0])
 
 
 def test_gradient_checkpointing_changes_nothing_but_memory(tiny_model: Path, rows: dict[str, Any]) -> None:
     gradients = []
     for is_on in (False, True):
         model = load_policy(ModelSpec(str(tiny_model), gradient_checkpointing=is_on), CPU)
-        model(build(FlatRows.of(rows), MicroBatchCut.apart(torch.arange(8))), 1.0, False)[0].sum().backward()
+        model(build(FlatRows.of(rows), MicroBatchCut.apart(torch.arange(8))), Scoring(1.0))[0].sum().backward()
         gradients.append(model.causal_lm.model.layers[0].mlp.up_proj.weight.grad)
     assert torch.equal(*gradients)
 

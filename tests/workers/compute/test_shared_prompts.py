@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM, BloomConfig, LlamaConfig, Mistral
 
 from tqppo.algorithms.layout import to_nested
 from tqppo.workers.compute import shared_prompts
+from tqppo.workers.compute.logprobs import Scoring
 from tqppo.workers.compute.microbatch import FlatRows, MicroBatchCut, build, cuts
 from tqppo.workers.compute.model import PolicyModel
 
@@ -52,7 +53,7 @@ def scored(
     results, positions = torch.zeros(int(flat.response_lengths.sum())), 0
     for cut in found:
         micro = build(flat, cut)
-        logprobs, _, _ = policy(micro, 1.0)
+        logprobs, _, _ = policy(micro, Scoring(1.0))
         (logprobs * flat.response["advantages"][micro.places]).sum().backward()
         results[micro.places] = logprobs.detach()
         positions += micro.input_ids.numel()

@@ -57,15 +57,16 @@ def k1_is_not_supervised(context: Context) -> Iterator[Diagnostic]:
             "E305",
             "the gradient of k1 does not depend on the teacher, so it cannot be trained on directly",
             ("distillation.loss", "distillation.update"),
-            allowed='k3, k2, abs or a top-k loss with update = "supervised"',
+            allowed='k3, k2, abs, a top-k or a whole-vocabulary loss with update = "supervised"',
             fix='set distillation.loss = "k3" or "forward_kl_topk", or distillation.update = "policy_gradient"',
         )
 
 
 @check("mode", "distillation.*")
-def topk_losses_are_supervised(context: Context) -> Iterator[Diagnostic]:
+def sums_over_tokens_are_supervised(context: Context) -> Iterator[Diagnostic]:
     section = context.config.distillation
-    if facts.has_teachers(context.config) and section.loss.endswith("_topk") and section.update == "policy_gradient":
+    sums = section.loss.endswith("_topk") or section.loss in facts.WHOLE_VOCABULARY
+    if facts.has_teachers(context.config) and sums and section.update == "policy_gradient":
         yield context.report(
             "W311",
             f"{section.loss} sums over tokens that were not sampled, which is a poor advantage for the sampled one",

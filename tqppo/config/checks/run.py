@@ -13,8 +13,12 @@ from tqppo.config.checks import (  # noqa: F401 - importing a module registers i
     engines,
     lengths,
     models,
+    privileged,
+    routing,
     schedule,
+    scoring,
     teachers,
+    vocabulary,
 )
 from tqppo.config.checks.registry import CHECKS, Context
 from tqppo.config.compilation import Origins

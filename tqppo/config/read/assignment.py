@@ -12,7 +12,7 @@ SourceKind = Literal["preset", "config", "environment", "set"]
 
 
 @dataclass(frozen=True, slots=True)
-class Assignment:
+class KeyAssignment:
     """One key with its value, and where both stand in the file, the argument or the variable."""
 
     path: tuple[str, ...]
@@ -26,9 +26,9 @@ class Assignment:
     def key(self) -> str:
         return ".".join(self.path)
 
-    def entry(self, name: str, value: object) -> Assignment:
+    def entry(self, name: str, value: object) -> KeyAssignment:
         """The assignment of one entry of a table that is set as a whole."""
-        return Assignment((*self.path, name), value, self.key_span, self.value_span)
+        return KeyAssignment((*self.path, name), value, self.key_span, self.value_span)
 
 
 @dataclass(slots=True)
@@ -38,4 +38,4 @@ class SettingsLayer:
     kind: SourceKind
     source: str
     document: Document | None = None
-    assignments: list[Assignment] = field(default_factory=list)
+    assignments: list[KeyAssignment] = field(default_factory=list)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
-class Preset:
+class PresetFile:
     """A preset file. `place` is the kind of folder it is in: project, path, user or built-in."""
 
     name: str
@@ -34,12 +34,12 @@ def _built_in() -> Path:
     return Path(str(files("tqppo_presets")))
 
 
-def list_presets(environ: Mapping[str, str] | None = None) -> list[Preset]:
+def list_presets(environ: Mapping[str, str] | None = None) -> list[PresetFile]:
     """Every preset that can be named, sorted by name, with bases (`base-…`) last."""
-    found: dict[str, Preset] = {}
+    found: dict[str, PresetFile] = {}
     for place, folder in search_path(environ):
         for path in sorted(folder.glob("*.toml")) if folder.is_dir() else []:
-            found.setdefault(path.stem, Preset(path.stem, path, place, _summary(path)))
+            found.setdefault(path.stem, PresetFile(path.stem, path, place, _summary(path)))
     return sorted(found.values(), key=lambda each: (each.name.startswith("base-"), each.name))
 
 
@@ -50,12 +50,6 @@ def find_preset(name: str, environ: Mapping[str, str] | None = None, *, beyond: 
         if path.is_file() and not (beyond is not None and beyond.exists() and path.samefile(beyond)):
             return path
     return None
-
-
-def preset_header(name: str, environ: Mapping[str, str] | None = None) -> str:
-    """The comment that a preset opens with, without the `#`. Empty for an unknown name."""
-    path = find_preset(name, environ)
-    return "\n".join(_header(path)) if path else ""
 
 
 def _header(path: Path) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from tqppo.config.diagnostics import Diagnostic
-from tqppo.config.read.assignment import Assignment
+from tqppo.config.read.assignment import KeyAssignment
 from tqppo.config.read.flatten import walk
 from tqppo.config.read.nearest import nearest
 from tqppo.config.read.replacements import REMOVED, Replacement, replacement_of
@@ -22,7 +22,7 @@ class UnknownKey:
     meant: tuple[str, ...] = ()
 
 
-def unknown_key(one: Assignment) -> UnknownKey:
+def unknown_key(one: KeyAssignment) -> UnknownKey:
     if one.path == ("extends",):
         fix = "use --preset NAME, or a --config file that extends it"
         return UnknownKey(_problem("E101", "extends works only in files", one, "extends", one.key_span.text, fix=fix))
@@ -31,16 +31,18 @@ def unknown_key(one: Assignment) -> UnknownKey:
     return _misspelt(one)
 
 
-def _replacements(one: Assignment) -> Iterator[tuple[tuple[str, ...], Replacement]]:
+def _replacements(one: KeyAssignment) -> Iterator[tuple[tuple[str, ...], Replacement]]:
     for path, _ in [(one.path, None), *walk(one.path, one.value)]:
         known = replacement_of(path)
         if known is not None:
             yield path, known
 
 
-def _replaced(one: Assignment, key: str, known: Replacement) -> UnknownKey:
+def _replaced(one: KeyAssignment, key: str, known: Replacement) -> UnknownKey:
     sibling = f"{one.path[0]}.{known.key.rpartition('.')[2]}"  # critic.learning_rate is critic.lr, not actor.lr
     known = replace(known, key=sibling) if sibling in settings() else known
+    if one.path[0] == "teachers" and len(one.path) > 1:
+        known = replace(known, key=known.key.replace("*", one.path[1]))
     if known.tool == REMOVED:
         message, fix = f"{key} was removed", known.hint
     else:
@@ -50,7 +52,7 @@ def _replaced(one: Assignment, key: str, known: Replacement) -> UnknownKey:
     return UnknownKey(_problem("E102", message, one, key, key, fix=fix), (known.key, f"{known.key}.*"))
 
 
-def _misspelt(one: Assignment) -> UnknownKey:
+def _misspelt(one: KeyAssignment) -> UnknownKey:
     name, *rest = one.path
     at_top = not rest or name not in Config.model_fields
     if at_top:
@@ -80,6 +82,6 @@ def _is_misspelt_section(path: tuple[str, ...]) -> bool:
 
 
 def _problem(
-    code: str, message: str, one: Assignment, key: str, found: str, *, allowed: str = "", fix: str = ""
+    code: str, message: str, one: KeyAssignment, key: str, found: str, *, allowed: str = "", fix: str = ""
 ) -> Diagnostic:
     return Diagnostic("error", code, message, one.key_span, key, found, allowed, fix)

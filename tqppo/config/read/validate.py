@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pydantic import ValidationError
 
 from tqppo.config.diagnostics import Diagnostic
-from tqppo.config.read.assignment import Assignment, SettingsLayer
+from tqppo.config.read.assignment import KeyAssignment, SettingsLayer
 from tqppo.config.read.flatten import assignments_of
 from tqppo.config.read.unknown_key import unknown_key
 from tqppo.config.read.wrong_value import wrong_value
@@ -22,11 +22,11 @@ from tqppo.config.values import brief_toml
 
 
 @dataclass(slots=True)
-class Validator:
+class AssignmentValidator:
     problems: list[Diagnostic] = field(default_factory=list)
     unresolved: set[str] = field(default_factory=set)  # keys, `section.*` for whole sections, `*` for everything
 
-    def valid(self, layer: SettingsLayer) -> list[Assignment]:
+    def valid(self, layer: SettingsLayer) -> list[KeyAssignment]:
         """The layer's valid assignments, one per setting."""
         document = layer.document
         assignments = layer.assignments if document is None else list(assignments_of(document))
@@ -34,7 +34,7 @@ class Validator:
             self.unresolved.add("*")  # the broken lines may have set any key
         return [each for one in assignments for each in self._validated(one)]
 
-    def _validated(self, one: Assignment) -> Iterator[Assignment]:
+    def _validated(self, one: KeyAssignment) -> Iterator[KeyAssignment]:
         """The valid parts of an assignment; a table, inline or as in `--set actor={…}`, is taken apart."""
         name, *rest = one.path
         section = section_of(name)
@@ -49,13 +49,13 @@ class Validator:
         else:
             yield from self._known_or_not(one, settings().get(f"{name}.{rest[0]}"))
 
-    def _known_or_not(self, one: Assignment, setting: Setting | None) -> Iterator[Assignment]:
+    def _known_or_not(self, one: KeyAssignment, setting: Setting | None) -> Iterator[KeyAssignment]:
         if setting is None:
             self._unknown(one)
         else:
             yield from self._setting(one, setting)
 
-    def _section(self, one: Assignment) -> Iterator[Assignment]:
+    def _section(self, one: KeyAssignment) -> Iterator[KeyAssignment]:
         name = one.path[0]
         if isinstance(one.value, dict):
             yield from self._entries(one)
@@ -64,12 +64,12 @@ class Validator:
         fix = "write [teachers.NAME], one table per teacher" if teachers else f"write [{name}] and the keys below it"
         self._not_a_value(one, name, f"{name} is a section, not a value", fix)
 
-    def _entries(self, one: Assignment) -> Iterator[Assignment]:
+    def _entries(self, one: KeyAssignment) -> Iterator[KeyAssignment]:
         assert isinstance(one.value, dict), "callers pass tables only"
         for name, value in one.value.items():
             yield from self._validated(one.entry(name, value))
 
-    def _teacher(self, one: Assignment) -> Iterator[Assignment]:
+    def _teacher(self, one: KeyAssignment) -> Iterator[KeyAssignment]:
         if len(one.path) > 2:
             yield from self._known_or_not(one, settings().get(f"teachers.*.{one.path[2]}"))
         elif not isinstance(one.value, dict):
@@ -79,7 +79,7 @@ class Validator:
         else:
             yield one
 
-    def _teacher_without_name(self, one: Assignment) -> None:
+    def _teacher_without_name(self, one: KeyAssignment) -> None:
         """Report `[teachers] path = …`: a teacher's key without the teacher's name."""
         name = one.path[1]
         if f"teachers.*.{name}" in settings():
@@ -88,7 +88,7 @@ class Validator:
             message = f"teachers.{name} is a teacher, and a teacher is a table"
         self._not_a_value(one, f"teachers.{name}", message, "name the teacher: [teachers.NAME], then the keys below it")
 
-    def _setting(self, one: Assignment, setting: Setting) -> Iterator[Assignment]:
+    def _setting(self, one: KeyAssignment, setting: Setting) -> Iterator[KeyAssignment]:
         """A value of a known key. A free table such as data.task_args is validated entry by entry."""
         depth = setting.depth
         if setting.is_table and len(one.path) == depth and isinstance(one.value, dict) and one.value:
@@ -104,7 +104,7 @@ class Validator:
         else:
             yield from self._value(one, setting, one.value)
 
-    def _value(self, one: Assignment, setting: Setting, value: object) -> Iterator[Assignment]:
+    def _value(self, one: KeyAssignment, setting: Setting, value: object) -> Iterator[KeyAssignment]:
         if one.unquoted is not None and setting.takes_only_text and not isinstance(value, str):
             value = one.unquoted
             one = replace(one, value=value)
@@ -116,12 +116,12 @@ class Validator:
         else:
             yield one
 
-    def _unknown(self, one: Assignment) -> None:
+    def _unknown(self, one: KeyAssignment) -> None:
         found = unknown_key(one)
         self.problems.append(found.problem)
         self.unresolved.update(found.meant)
 
-    def _not_a_value(self, one: Assignment, key: str, message: str, fix: str) -> None:
+    def _not_a_value(self, one: KeyAssignment, key: str, message: str, fix: str) -> None:
         found = brief_toml(one.value)
         self.problems.append(Diagnostic("error", "E107", message, one.key_span, key, found, fix=fix))
         self.unresolved.add(f"{one.path[0]}.*")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, get_args
 
 from tqppo.config.diagnostics import Diagnostic
-from tqppo.config.read.assignment import Assignment
+from tqppo.config.read.assignment import KeyAssignment
 from tqppo.config.read.nearest import nearest
 from tqppo.config.schema import Setting, describe
 from tqppo.config.values import brief_toml, kind_of
@@ -24,7 +24,7 @@ _RANGE_FIXES: dict[str, Callable[[ErrorDetails], str]] = {
 }
 
 
-def wrong_value(one: Assignment, setting: Setting, errors: list[ErrorDetails]) -> Diagnostic:
+def wrong_value(one: KeyAssignment, setting: Setting, errors: list[ErrorDetails]) -> Diagnostic:
     """The problem behind pydantic's errors about one value, placed at the list element if it concerns one."""
     first = errors[0]
     index = next((part for part in first["loc"] if isinstance(part, int)), None)

@@ -11,6 +11,10 @@ from functools import cache
 from pathlib import Path
 
 from tqppo import dataflow
+from tqppo.builtin import TASKS
+
+_TASKS = tuple(f"task:{name}" for name in TASKS)
+BEGINNINGS = {"teachers.*.path": ("student", *_TASKS), "data.train": _TASKS}  # words that a value may be, beside paths
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +39,8 @@ def values_of(name: str) -> tuple[str, ...]:
         from tqppo import plugins
 
         return tuple(plugins.names("storage" if parts[0] == "storage" else "rollout"))
+    if wanted in BEGINNINGS:
+        return BEGINNINGS[wanted]
     return next((key.values for key in all_keys() if key.name == wanted), ())
 
 

@@ -17,6 +17,7 @@ from tqppo.queue.index.index import Index
 from tqppo.queue.link.calls import GRACE_S, Heartbeat, Pending, RayReply, run
 from tqppo.queue.link.wire import INDEX, Disconnected, NotJson, SocketClient, SocketServer
 from tqppo.queue.storage import Locator, Storage, StorageSpec
+from tqppo.ray_calls import this_node
 
 
 class Service:
@@ -240,7 +241,3 @@ class CancellableCall(RayReply[Any]):
 async def _close(actor: Any) -> None:
     closed: RayReply[None] = RayReply(actor.close.remote(), INDEX, GRACE_S)
     await closed
-
-
-def this_node() -> str:
-    return str(ray.get_runtime_context().get_node_id())

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -19,28 +18,17 @@ from tqppo.weights.file import Entry
 from tqppo.weights.shards import like, whole
 from tqppo.workers.compute.microbatch import FlatRows, MicroBatch
 from tqppo.workers.compute.optimizer import Optimizer, learning_rate
+from tqppo.workers.compute.tally import Loss, Report, Tally
 from tqppo.workers.compute.worker import Worker, followed_by_none, idle_micro_batch
 from tqppo.workers.process.bridge import Columns
-
-
-@dataclass(frozen=True, slots=True)
-class Loss:
-    """A micro-batch's share of the mini-batch's loss, and the metrics to report.
-
-    `parts` are shares too, so they add up; `sums` are over tokens and get divided by the tokens trained on.
-    """
-
-    value: Tensor
-    parts: Mapping[str, Tensor]
-    sums: Mapping[str, Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
     """Which tokens and rows of an update count, computed once per update."""
 
-    keep: Tensor  # [ΣR] bool: tokens in the loss
-    counts: Tensor  # [B] number of those tokens in each row
+    keep: Tensor  # [ΣR] bool: tokens that get a forward
+    counts: tuple[Tensor, ...]  # [B] for each term of the loss: its tokens in each row; the first has all of `keep`
     active: Tensor  # [B] bool: rows that can have a gradient; the others need no forward
     weights: Tensor  # [B] session weights
 
@@ -49,42 +37,34 @@ class Selection:
 class Tokens:
     """The counted tokens of one micro-batch: N of them, in `lengths` [b] per row."""
 
-    response: Mapping[str, Tensor]
-    places: Tensor
-    mask: Tensor  # [N], all true
+    rows: FlatRows
+    row: Tensor  # [N] row of each token in `rows`
+    places: Tensor  # [N] in response columns
+    mask: Tensor  # [N], all true unless a term of the loss counts fewer
     lengths: Tensor
     session_weights: Tensor | None  # [b]
 
     def column(self, name: str) -> Tensor:
-        return self.response[name][self.places].to(self.mask.device)
+        """A response column's values for these tokens: [N, …]."""
+        return self.rows.response[name][self.places].to(self.mask.device)
 
+    def sequence_column(self, name: str) -> Tensor:
+        """A sequence column's values at the positions that these tokens follow: [N, …]."""
+        return self.rows.sequence[name][self.rows.positions(self.row, self.places)].to(self.mask.device)
 
-@dataclass(slots=True)
-class Tally:
-    """Figures of one update on this rank, summed over micro-batches and mini-batches."""
-
-    totals: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    grad_norms: list[float] = field(default_factory=list)
-    num_trained: int = 0
-    num_skipped: int = 0
-    num_all_padding: int = 0
-    num_without_signal: int = 0
-
-    def add(self, loss: Loss, tokens: float) -> None:
-        names = [*loss.parts, *loss.sums]
-        values = torch.stack([t.detach().float() for t in (*loss.parts.values(), *loss.sums.values())]).tolist()
-        for name, value in zip(names, values, strict=True):
-            self.totals[name] += value if name in loss.parts else value / tokens
+    def row_column(self, name: str) -> Tensor:
+        """The value of each token's row: [N, …]."""
+        return self.rows.row[name][self.row].to(self.mask.device)
 
 
 class Learner(Worker):
-    """A worker whose model learns. Roles define `_loss`, `_idle_loss`, `_selection` and `report_names`."""
+    """A worker whose model learns. Roles define `_loss`, `_idle_loss`, `_selection` and `report`."""
 
     prefix = ""  # first part of the metrics' names: "actor", "critic"
 
     @property
-    def report_names(self) -> tuple[str, ...]:
-        """Names of the metrics that `_loss` reports; a rank without rows needs them too."""
+    def report(self) -> Report:
+        """Names of the metrics that `_loss` reports."""
         raise NotImplementedError
 
     def start(self) -> None:
@@ -98,8 +78,8 @@ class Learner(Worker):
         """Which tokens and rows the role's loss counts."""
         raise NotImplementedError
 
-    def _loss(self, rows: FlatRows, micro: MicroBatch, whole: Normalisers) -> Loss:
-        """The role's loss of one micro-batch, as a share of the mini-batch that `whole` describes."""
+    def _loss(self, rows: FlatRows, micro: MicroBatch, whole: Sequence[Normalisers]) -> Loss:
+        """The role's loss of one micro-batch, as a share of the mini-batch that `whole` describes, for each term."""
         raise NotImplementedError
 
     def _idle_loss(self, micro: MicroBatch) -> Tensor:
@@ -109,7 +89,8 @@ class Learner(Worker):
     def tokens(self, rows: FlatRows, micro: MicroBatch) -> Tokens:
         weights = rows.row.get("session_weight")
         return Tokens(
-            rows.response,
+            rows,
+            micro.rows.cpu()[micro.row.cpu()],
             micro.places.cpu(),
             torch.ones_like(micro.targets, dtype=torch.bool),
             torch.bincount(micro.row, minlength=len(micro.rows)),
@@ -132,14 +113,14 @@ class Learner(Worker):
     def _mini_batch(self, rows: FlatRows, chosen: Tensor, selection: Selection, lr: float, tally: Tally) -> None:
         cuts = self.micro_batches(rows, chosen[selection.active[chosen]])
         by_rank = self.ranks.gather([*_measures(selection, chosen), len(cuts)])
-        tokens, sequences, sessions, trained, _ = (sum(column) for column in zip(*by_rank, strict=True))
-        if tokens == 0:
+        *totals, trained, _ = (sum(column) for column in zip(*by_rank, strict=True))
+        whole_batch = [Normalisers(*totals[i : i + 3]) for i in range(0, len(totals), 3)]
+        if whole_batch[0].tokens == 0:
             tally.num_all_padding += 1
             return
         if trained == 0:  # every advantage is 0; AdamW would still move the weights, along its moments
             tally.num_without_signal += 1
             return
-        whole_batch = Normalisers(tokens, sequences, sessions)
         for cut in followed_by_none(cuts, max(int(numbers[-1]) for numbers in by_rank)):
             if cut is None:
                 torch.autograd.backward(self._idle_loss(idle_micro_batch(self.device)))
@@ -153,9 +134,8 @@ class Learner(Worker):
         tally.grad_norms.append(norm)
 
     def _metrics(self, tally: Tally, lr: float) -> Metrics:
-        """The metrics of the whole update, the same on every rank: shares are added up over the ranks."""
-        count = max(1, tally.num_trained)
-        by_rank = self.ranks.gather([tally.totals[name] / count for name in self.report_names])
+        """The metrics of the whole update, the same on every rank."""
+        joined = tally.joined(self.report, self.ranks.gather)
         metrics = {
             f"{self.prefix}/lr": lr,
             f"{self.prefix}/updates": float(tally.num_trained - tally.num_skipped),
@@ -165,9 +145,8 @@ class Learner(Worker):
         if tally.num_all_padding:
             metrics["padding/all_padding"] = float(tally.num_all_padding)
         if tally.num_trained:
-            metrics[f"{self.prefix}/grad_norm"] = sum(tally.grad_norms) / count
-            for name, shares in zip(self.report_names, zip(*by_rank, strict=True), strict=True):
-                metrics[name] = sum(shares)
+            metrics[f"{self.prefix}/grad_norm"] = sum(tally.grad_norms) / tally.num_trained
+            metrics |= joined
         return metrics
 
     def checkpoint_bytes(self) -> int:
@@ -215,14 +194,13 @@ class Learner(Worker):
 
 
 def _measures(selection: Selection, chosen: Tensor) -> list[float]:
-    """Totals of tokens, sequences and session weights in the loss, and of the tokens that get a forward."""
-    counts = selection.counts[chosen]
-    return [
-        float(counts.sum()),
-        float((counts > 0).sum()),
-        float((selection.weights[chosen] * (counts > 0)).sum()),
-        float((counts * selection.active[chosen]).sum()),
-    ]
+    """Totals of tokens, sequences and session weights in each term of the loss, and of the tokens in a forward."""
+    totals = []
+    for counts in (each[chosen] for each in selection.counts):
+        weights = selection.weights[chosen] * (counts > 0)
+        totals += [float(counts.sum()), float((counts > 0).sum()), float(weights.sum())]
+    trained = selection.counts[0][chosen] * selection.active[chosen]
+    return [*totals, float(trained.sum())]
 
 
 def _entry(name: str, tensor: Tensor) -> Entry:

@@ -1,63 +1,63 @@
-"""Log-probabilities and entropies of tokens from hidden states, in chunks of [tokens × vocabulary].
-
-A chunk has at most `CHUNK_ELEMENTS` logits. With gradients, several chunks are recomputed in the backward pass instead
-of being kept.
-"""
+"""What a policy says of tokens, from hidden states: log-probabilities and entropies, in chunks of the vocabulary."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
 
-import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
-CHUNK_ELEMENTS = 2**26  # 256 MB of float32 logits
+from tqppo.algorithms.chunks import PerToken, in_chunks
+
+CHUNK_ELEMENTS = 2**26  # most logits of one chunk: 256 MB in float32
 
 Head = Callable[[Tensor], Tensor]
 TokenScores = tuple[Tensor, Tensor | None, Tensor | None]  # log-probabilities, entropies, Σ p² over the vocabulary
 
 
-def token_logprobs(
-    head: Head,
-    hidden: Tensor,
-    targets: Tensor,
-    *,
-    vocabulary: int,
-    temperature: float,
-    with_entropy: bool = False,
-    with_sum_squares: bool = False,
-) -> TokenScores:
-    """hidden [N, H], targets [N] → log-probabilities [N] and, if asked for, entropies [N] and Σ p² [N], in float32."""
+class Measure(Protocol):
+    """What to compute from the logits of each token."""
 
-    def score(part: Tensor, wanted: Tensor) -> TokenScores:
-        logits = head(part).float()
-        tempered = logits if temperature == 1.0 else logits / temperature
-        return _scored(tempered, wanted, with_entropy, with_sum_squares)
+    @property
+    def columns(self) -> tuple[Tensor, ...]:
+        """Further tensors [N, …] that it needs, cut into the same chunks."""
+        ...
 
-    chunk = max(1, CHUNK_ELEMENTS // vocabulary)
-    if len(targets) <= chunk:
-        return score(hidden, targets)
-    pieces = zip(torch.split(hidden, chunk), torch.split(targets, chunk), strict=True)
-    if torch.is_grad_enabled():
-        scored = [checkpoint(score, part, wanted, use_reentrant=False) for part, wanted in pieces]
-    else:
-        scored = [score(part, wanted) for part, wanted in pieces]
-    logprobs, entropy, sum_squares = zip(*scored, strict=True)
-    return (
-        torch.cat(logprobs),
-        torch.cat(entropy) if with_entropy else None,
-        torch.cat(sum_squares) if with_sum_squares else None,
-    )
+    def __call__(self, logits: Tensor, targets: Tensor, *columns: Tensor) -> PerToken:
+        """Results [n] for logits [n, V] in float32 and the tokens [n] that follow."""
+        ...
 
 
-def _scored(logits: Tensor, targets: Tensor, with_entropy: bool, with_sum_squares: bool) -> TokenScores:
-    """The scores of one chunk: logits [N, V], targets [N]."""
-    normaliser = logits.logsumexp(-1)  # [N]
-    logprobs = logits.gather(-1, targets[:, None]).squeeze(-1) - normaliser
-    entropy = sum_squares = None
-    if with_entropy:
-        entropy = normaliser - ((logits - normaliser[:, None]).exp() * logits).sum(-1)
-    if with_sum_squares:
-        sum_squares = (2.0 * (logits - normaliser[:, None])).exp().sum(-1)
-    return logprobs, entropy, sum_squares
+def measure_tokens(head: Head, hidden: Tensor, targets: Tensor, measure: Measure, *, vocabulary: int) -> PerToken:
+    """Apply the output layer and `measure` to hidden [N, H] and targets [N], with at most `CHUNK_ELEMENTS` logits."""
+
+    def compute(part: Tensor, wanted: Tensor, *columns: Tensor) -> PerToken:
+        return measure(head(part).float(), wanted, *columns)
+
+    return in_chunks(compute, (hidden, targets, *measure.columns), max(1, CHUNK_ELEMENTS // vocabulary))
+
+
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """Measures the sampled tokens under the policy at a temperature."""
+
+    temperature: float
+    with_entropy: bool = False
+    with_sum_squares: bool = False
+
+    @property
+    def columns(self) -> tuple[Tensor, ...]:
+        return ()
+
+    def __call__(self, logits: Tensor, targets: Tensor, *columns: Tensor) -> TokenScores:
+        """Log-probabilities [n] and, if asked for, entropies [n] and Σ p² [n]."""
+        logits = logits if self.temperature == 1.0 else logits / self.temperature
+        normaliser = logits.logsumexp(-1)  # [n]
+        logprobs = logits.gather(-1, targets[:, None]).squeeze(-1) - normaliser
+        entropy = sum_squares = None
+        if self.with_entropy:
+            entropy = normaliser - ((logits - normaliser[:, None]).exp() * logits).sum(-1)
+        if self.with_sum_squares:
+            sum_squares = (2.0 * (logits - normaliser[:, None])).exp().sum(-1)
+        return logprobs, entropy, sum_squares

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,13 +22,15 @@ from transformers import (
     AutoModel,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
+    PretrainedConfig,
     PreTrainedModel,
 )
 from transformers import logging as transformers_logging
 
+from tqppo.algorithms.chunks import PerToken
 from tqppo.errors import PreflightError
 from tqppo.workers.compute import shared_prompts
-from tqppo.workers.compute.logprobs import TokenScores, token_logprobs
+from tqppo.workers.compute.logprobs import Measure, measure_tokens
 from tqppo.workers.compute.microbatch import MicroBatch
 from tqppo.workers.specs import ModelSpec
 
@@ -54,41 +57,48 @@ def layout_for(attention: str) -> str:
     return "packed" if attention.startswith("flash") else "trimmed"
 
 
+@dataclass(frozen=True, slots=True)
+class LogitTransform:
+    """The scaling and capping that some architectures apply after their output layer."""
+
+    scale: float
+    softcap: float | None
+
+    @staticmethod
+    def of(config: PretrainedConfig) -> LogitTransform:
+        config = config.get_text_config()
+        scale = getattr(config, "logit_scale", None) or 1.0
+        scale /= getattr(config, "logits_scaling", None) or 1.0
+        return LogitTransform(scale, getattr(config, "final_logit_softcapping", None))
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        if self.scale != 1.0:
+            logits = logits * self.scale
+        if self.softcap:
+            logits = torch.tanh(logits / self.softcap) * self.softcap
+        return logits
+
+
 class PolicyModel(nn.Module):
-    """A causal language model that returns log-probabilities of chosen tokens instead of all logits."""
+    """A causal language model that returns measures of chosen tokens instead of all logits."""
 
     def __init__(self, causal_lm: PreTrainedModel) -> None:
         super().__init__()
         self.causal_lm = causal_lm
-        config = causal_lm.config.get_text_config()
-        self.vocabulary = int(config.vocab_size)
-        self._softcap = getattr(config, "final_logit_softcapping", None)
-        self._scale = getattr(config, "logit_scale", None) or 1.0
-        self._scale /= getattr(config, "logits_scaling", None) or 1.0
+        self.vocabulary = int(causal_lm.config.get_text_config().vocab_size)
+        self._transform = LogitTransform.of(causal_lm.config)
 
-    def forward(
-        self, micro: MicroBatch, temperature: float, with_entropy: bool = False, with_sum_squares: bool = False
-    ) -> TokenScores:
-        """Log-probabilities [N] and, if asked for, entropies [N] and Σ p² [N] of the micro-batch's tokens."""
+    def forward(self, micro: MicroBatch, measure: Measure) -> PerToken:
+        """What `measure` computes from the logits of the micro-batch's tokens: [N] each.
+
+        Inside the forward because FSDP has gathered the output layer only there.
+        """
         hidden = _hidden(self.causal_lm.base_model, micro)
-        return token_logprobs(
-            self.logits,
-            hidden,
-            micro.targets,
-            vocabulary=self.vocabulary,
-            temperature=temperature,
-            with_entropy=with_entropy,
-            with_sum_squares=with_sum_squares,
-        )
+        return measure_tokens(self.logits, hidden, micro.targets, measure, vocabulary=self.vocabulary)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden [N, H] → [N, V], with the scaling and capping that the architecture applies after its output layer."""
-        logits: Tensor = self.causal_lm.get_output_embeddings()(hidden)  # type: ignore[no-untyped-call]
-        if self._scale != 1.0:
-            logits = logits * self._scale
-        if self._softcap:
-            logits = torch.tanh(logits / self._softcap) * self._softcap
-        return logits
+        """hidden [N, H] → [N, V]."""
+        return self._transform(self.causal_lm.get_output_embeddings()(hidden))  # type: ignore[no-untyped-call]
 
 
 class ValueModel(nn.Module):

@@ -127,7 +127,7 @@ class WorkerGroup(Generic[W]):
         self._starting: list[ray.ObjectRef[None]] = []
 
     def start(self) -> None:
-        is_one_node = sum(node["Alive"] for node in ray.nodes()) == 1  # type: ignore[no-untyped-call]
+        is_one_node = ray_calls.num_nodes() == 1
         make = ray.remote(RankProcess).options(
             num_cpus=self._resources.cpus, num_gpus=self._resources.gpus, max_restarts=0
         )
@@ -145,10 +145,8 @@ class WorkerGroup(Generic[W]):
 
     def close(self) -> None:
         """End the ranks, whatever state they are in."""
-        closing = [ray_calls.call(process, RankProcess.close) for process in self._processes]
-        if closing:
-            ray.wait(closing, num_returns=len(closing), timeout=_GRACE_S)
-        self._end()
+        ray_calls.close_all(self._processes, RankProcess.close, _GRACE_S)
+        self._processes = []
 
     def call(self, method: Callable[Concatenate[W, P], R], /, *arguments: P.args, **named: P.kwargs) -> R:
         calls = [
@@ -208,7 +206,7 @@ class WorkerGroup(Generic[W]):
     def _end(self) -> None:
         processes, self._processes = self._processes, []
         for process in processes:
-            ray.kill(process)
+            ray_calls.kill(process)
 
 
 def _name(method: object) -> str:

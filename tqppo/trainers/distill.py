@@ -1,0 +1,59 @@
+"""On-policy distillation: the student samples, frozen teachers score the very same tokens, the student follows them.
+
+`batch` holds names only: keys, tags, and which columns exist. Tensors stay in the queue, in the memory of the node that
+made them; each stage reads its columns there, on its own workers, and puts new ones back. Teachers do so too, on
+replicas of their own, while other rows are still being sampled. The lines between `padding` and `actor.update` do
+something only where the task's reward or a policy gradient asks for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tqppo.protocols import Metrics
+from tqppo.queue.client import Queue
+from tqppo.trainers.stages import (
+    ActorStage,
+    AdvantageStage,
+    PaddingStage,
+    ReferenceStage,
+    RewardModelStage,
+    RolloutStage,
+    Stages,
+)
+
+
+@dataclass(frozen=True)
+class DistillTrainer:
+    queue: Queue
+    rollout: RolloutStage
+    reward_model: RewardModelStage
+    padding: PaddingStage
+    actor: ActorStage
+    reference: ReferenceStage
+    advantages: AdvantageStage
+
+    @classmethod
+    def build(cls, stages: Stages) -> DistillTrainer:
+        return cls(
+            queue=stages.queue,
+            rollout=stages.rollout,
+            reward_model=stages.reward_model,
+            padding=stages.padding,
+            actor=stages.actor,
+            reference=stages.reference,
+            advantages=stages.advantages,
+        )
+
+    def step(self, step: int) -> Metrics:
+        batch, metrics = self.rollout.generate(step)  # + tokens, response_mask, rollout_logprobs, reward
+        # by teachers, meanwhile: + teacher_index, teacher_ids and teacher_logprobs, or teacher_hidden
+        batch = self.reward_model.score(batch)  # + model_score, with reward_model.path
+        batch, padded = self.padding.fill(batch, step)  # neutral rows, up to a multiple of ranks and mini-batches
+        batch = self.actor.old_logprobs(batch)  # + old_logprobs, with task_reward or a policy gradient
+        batch = self.reference.logprobs(batch)  # + ref_logprobs, with task_reward and a KL
+        batch, estimated = self.advantages.estimate(batch, step)  # + advantages, with task_reward
+        metrics |= padded | estimated | self.actor.update(batch, step)
+        self.rollout.load_weights(self.actor.publish(step))
+        self.queue.clear(batch)
+        return metrics
