@@ -21,6 +21,7 @@ from tqppo.tiny.teachers import TaskSplit, TeacherProgress, TeacherRecipe, cache
 Announce = Callable[[str], AbstractContextManager[Callable[[str], None]]]
 POLL_S = 0.5
 REPORT_EVERY = 10  # steps
+TEACHER_PROBLEMS = 100_000  # that a teacher may learn from
 
 
 def prepare_teachers(config: Config, student: str, work: Path, announce: Announce) -> dict[str, str]:
@@ -46,8 +47,9 @@ def prepare_teachers(config: Config, student: str, work: Path, announce: Announc
 
 
 def task_rows(config: Config, task: str) -> TaskSplit:
-    spec = replace(DataSpec.of(config.data), train=f"{facts.TASK}{task}")
-    opened = partial(demonstrations, spec, seed=config.run.seed)
+    """The problems that a teacher learns from; the same in every run, so that all seeds have the same teacher."""
+    spec = replace(DataSpec.of(config.data), train=f"{facts.TASK}{task}", size=TEACHER_PROBLEMS)
+    opened = partial(demonstrations, spec, seed=0)
     return TaskSplit(training=opened, held_out=partial(opened, held_out=True))
 
 
