@@ -9,7 +9,20 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from tqppo.cli import backends, completion, config, crash, doctor, environment, presets, resume, schema, train, validate
+from tqppo.cli import (
+    backends,
+    completion,
+    config,
+    crash,
+    doctor,
+    environment,
+    presets,
+    resume,
+    schema,
+    template,
+    train,
+    validate,
+)
 from tqppo.cli.options import Quiet, Verbose
 from tqppo.errors import TqppoError
 
@@ -108,3 +121,4 @@ app.add_typer(presets.app, name="presets")
 app.add_typer(config.app, name="config")
 app.add_typer(backends.app, name="backends")
 app.add_typer(doctor.app, name="doctor")
+app.add_typer(template.app, name="template")
