@@ -17,6 +17,7 @@ from tqppo.config.show.export import flat, origins_json, resolved_toml
 from tqppo.display.display import Display
 from tqppo.errors import CheckpointError, ConfigError, PreflightError
 from tqppo.metrics import trackers
+from tqppo.rollout.loops.base import check_loop
 from tqppo.run.attempt import Attempt
 from tqppo.run.checkpoint import Checkpoint, CheckpointStore, find_run, open_checkpoint
 from tqppo.run.folder import RunFolder, new_run
@@ -44,6 +45,7 @@ def train(compilation: Compilation, *, verbosity: int = 0) -> int:
     config = compilation.config
     assert config is not None, "only a config that compiles is trained"
     refuse_what_is_not_there(config, compilation.name)
+    check_loop(config.rollout.agent, config.rollout.agent_args)
     trackers.check(config.logging.trackers)
     folder = new_run(Path(config.run.dir), config.run.name, preset=compilation.name, model=config.model.path)
     with RunLock(folder.path):
@@ -94,10 +96,10 @@ def refuse_what_is_not_there(config: Config, name: str) -> None:
     """Modes and agent loops whose trainer is not part of this version, by name."""
     if config.mode == "distill":
         raise PreflightError(f"{name}: training in mode distill is not there yet; validate-config and the plan are")
-    if config.rollout.agent in ("tools", "rewrite"):
+    if config.rollout.agent == "rewrite":
         raise PreflightError(
             f"{name}: the agent loop {config.rollout.agent!r} is not there yet; "
-            "use single_turn, or your own loop as module:Class"
+            "use single_turn, tools, or your own loop as module:Class"
         )
 
 

@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 
 from tqppo import dataflow
+from tqppo.builtin import AGENTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,8 @@ def values_of(name: str) -> tuple[str, ...]:
     if parts[0] == "teachers" and len(parts) == 3:
         parts[1] = "*"
     wanted = ".".join(parts)
+    if wanted == "rollout.agent":
+        return AGENTS
     if parts[-1] == "backend":
         from tqppo import plugins
 
