@@ -31,6 +31,7 @@ class Features:
     has_session_weights: bool = False
     has_greedy_baseline: bool = False  # ReMax samples one greedy session per prompt
     has_token_baseline: bool = False  # the optimal token baselines weigh tokens by Σ p² of the old policy
+    credits_turns: bool = False  # rows say where their turns end, what each earned and in which state it began
     filters_groups: bool = False
     has_teachers: bool = False
     teacher_top_k: int = 0  # tokens of the teacher's distribution per position; 0: the sampled token only
@@ -88,6 +89,12 @@ class Stage:
         return tuple(name for name, applies in self.writes_when.items() if applies(features))
 
 
+_TEACHER_COLUMNS: Flow = {
+    "teacher_ids": lambda f: f.has_teachers and f.teacher_top_k > 0,
+    "teacher_logprobs": lambda f: f.has_teachers and not f.teacher_hidden,
+    "teacher_hidden": lambda f: f.has_teachers and f.teacher_hidden,
+    "teacher_index": lambda f: f.has_teachers,
+}
 GENERATE = Stage(
     "rollout.generate",
     # Groups are chosen while the batch is collected, so a filter can only use scores that exist by then.
@@ -98,10 +105,10 @@ GENERATE = Stage(
         "rollout_logprobs",
         "reward",
         baseline_reward=lambda f: f.has_greedy_baseline,
-        teacher_ids=lambda f: f.has_teachers and f.teacher_top_k > 0,
-        teacher_logprobs=lambda f: f.has_teachers and not f.teacher_hidden,
-        teacher_hidden=lambda f: f.has_teachers and f.teacher_hidden,
-        teacher_index=lambda f: f.has_teachers,
+        turn_ends=lambda f: f.credits_turns,
+        turn_rewards=lambda f: f.credits_turns,
+        turn_anchors=lambda f: f.credits_turns,
+        **_TEACHER_COLUMNS,
     ),
 )
 SCORE = Stage(
@@ -140,6 +147,9 @@ ESTIMATE = Stage(
         values=lambda f: f.uses_values,
         baseline_reward=lambda f: f.has_greedy_baseline,
         sum_pi_squared=lambda f: f.has_token_baseline,
+        turn_ends=lambda f: f.credits_turns,
+        turn_rewards=lambda f: f.credits_turns,
+        turn_anchors=lambda f: f.credits_turns,
     ),
     writes_when=_columns(
         advantages=lambda f: f.has_policy_loss,
@@ -174,11 +184,12 @@ ACTOR_UPDATE = Stage(
         correction_weights=lambda f: f.has_correction_weights,
         loss_mask=lambda f: f.has_loss_mask,
         session_weight=lambda f: f.has_session_weights,
-        teacher_ids=lambda f: f.has_teachers and f.teacher_top_k > 0,
-        teacher_logprobs=lambda f: f.has_teachers and not f.teacher_hidden,
-        teacher_hidden=lambda f: f.has_teachers and f.teacher_hidden,
-        teacher_index=lambda f: f.has_teachers,
+        **_TEACHER_COLUMNS,
     ),
+)
+DIVERGENCE = Stage(  # of validation, which no step has
+    "actor.divergence",
+    reads_when=_columns("tokens", "response_mask", **_TEACHER_COLUMNS),
 )
 
 

@@ -42,7 +42,7 @@ class Stat(NamedTuple):
 def die_with_parent(parent: int) -> None:
     """Make the kernel kill this process when the thread that started it ends. `parent` is the pid expected there."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before the kernel knew
+    if os.getppid() != parent:  # the parent ended before the request took effect
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -126,7 +126,7 @@ class SharedFiles:
         self._paths: set[str] = set()
 
     def look(self, *, now: bool) -> None:
-        """Reading every process's mappings is slow, so it is done only `now` or after a change of the folder."""
+        """Record new files: `now`, or after a change of the folder, since reading every process's mappings is slow."""
         changed = os.stat(SHARED).st_mtime
         self._looks = NUM_LOOKS if now or changed != self._changed else self._looks - 1
         self._changed = changed

@@ -6,11 +6,14 @@ After a change of wording: TQPPO_GOLDEN=write pytest tests/config/test_golden.py
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from tests.config import distill_cases
+from tests.config.distill_cases import Case
+from tqppo.cli import app
 from tqppo.config.compilation import Compilation
 from tqppo.config.compile import compile_config
 from tqppo.config.diagnostics import render_text
@@ -18,58 +21,14 @@ from tqppo.config.diagnostics import render_text
 GOLDEN = Path(__file__).parents[1] / "golden"
 
 
-@dataclass(frozen=True)
-class Case:
-    """The contents of `run.toml` and other files, and the arguments. `config` is run.toml by default."""
-
-    run: str = ""
-    files: dict[str, str | bytes] = field(default_factory=dict)
-    sets: tuple[str, ...] = ()
-    environ: dict[str, str] = field(default_factory=dict)
-    config: tuple[str, ...] | None = None
-    preset: str | None = None
-
-
-DISTILL = """mode = "distill"
-
-[data]
-train = "train.parquet"
-
-[model]
-path = "Qwen/Qwen2.5-7B-Instruct"
-
-[cluster]
-gpus_per_node = 8
-
-[distillation]
-gpus_per_node = {gpus}
-
-[teachers.math]
-path = "Qwen/Qwen2.5-32B-Instruct"
-match = ["gsm8k"]
-backend = "vllm"
-tensor_parallel = 4
-
-[teachers.code]
-path = "Qwen/Qwen2.5-14B-Instruct"
-match = ["{code}"]
-backend = "vllm"
-replicas = {replicas}
-tensor_parallel = 2
-"""
-
 CASES: dict[str, Case] = {
     # keys
     "unknown-key": Case("[actor]\nlearning-rate = 1e-4\nepoch = 2\n"),
     "unknown-section": Case("[rolout]\ngroup_size = 4\n"),
     "key-of-another-section": Case("[data]\ngroup_size = 4\n"),
-    "removed-resource-pool": Case('mode = "distill"\n\n[distillation]\nenable_resource_pool = true\n'),
-    "removed-teacher-model": Case('[distillation]\nnum_workers = 8\n\n[distillation.teacher_model]\npath = "x"\n'),
     "verl-names": Case("[actor_rollout_ref.rollout]\nn = 8\n\n[actor_rollout_ref.actor]\nppo_mini_batch_size = 32\n"),
     "trl-names": Case("num_generations = 8\nbeta = 0.04\n"),
     "prime-rl-names": Case("[orchestrator]\nrollouts_per_example = 16\n\n[ckpt]\ninterval = 25\n"),
-    "teacher-without-a-name": Case('mode = "distill"\n\n[teachers]\npath = "runs/teacher/export/hf"\n'),
-    "teacher-without-a-path": Case('mode = "distill"\n\n[teachers.math]\nmatch = ["gsm8k"]\n'),
     "section-as-a-value": Case('rollout = "vllm"\n'),
     # values
     "wrong-types": Case('[actor]\nlr = "1e-3"\nepochs = 2.0\ngradient_checkpointing = "true"\n[data]\ntrain = 3\n'),
@@ -119,9 +78,8 @@ CASES: dict[str, Case] = {
     "kl-without-weight": Case('[algorithm]\nkl_loss = "k3"\n'),
     "adaptive-kl-from-zero": Case('[algorithm]\nkl_reward = "k1"\nkl_controller = "adaptive"\n'),
     "correction-of-nothing": Case('[algorithm]\nold_logprobs = "rollout"\ncorrection = "token"\n'),
-    "k1-supervised": Case('mode = "distill"\n[distillation]\nloss = "k1"\n[teachers.t]\npath = "t"\n'),
     "filter-before-the-score": Case('[algorithm]\nfilter_groups = true\n[reward_model]\npath = "rm"\n'),
-    # engines and teachers
+    # engines
     "engine-lacks-it": Case('[rollout]\nbackend = "embedded"\ntensor_parallel = 2\nendpoints = ["localhost:8000"]\n'),
     "engine-argument-of-ours": Case(
         '[rollout]\nbackend = "vllm"\nengine_args = { max_num_seqs = 8, enforce-eager = true }\n',
@@ -129,29 +87,7 @@ CASES: dict[str, Case] = {
     ),
     "heads-too-small-to-serve": Case('[model]\nnum_heads = 8\n[rollout]\nbackend = "vllm"\n'),
     "too-few-gpus": Case("[cluster]\ngpus_per_node = 4\n[actor]\nranks = 8\n"),
-    "no-teacher": Case('mode = "distill"\n'),
-    "pool-without-gpus": Case(DISTILL.format(gpus=0, code="code", replicas=2)),
-    "pool-does-not-add-up": Case(DISTILL.format(gpus=8, code="code", replicas=3)),
-    "replica-straddles-nodes": Case(
-        'mode = "distill"\n[distillation]\nnodes = 2\ngpus_per_node = 3\n'
-        '[teachers.a]\npath = "a"\nbackend = "vllm"\ntensor_parallel = 2\nreplicas = 3\n'
-    ),
-    "teacher-route-twice": Case(DISTILL.format(gpus=8, code="gsm8k", replicas=2)),
-    "teacher-context-too-short": Case(
-        'mode = "distill"\n[rollout]\nmax_new_tokens = 256\n[data]\nmax_prompt_tokens = 256\n'
-        '[teachers.t]\npath = "t"\nmax_context_tokens = 512\n'
-    ),
-    "teacher-of-another-family": Case(
-        'mode = "distill"\n[model]\npath = "Qwen/Qwen2.5-7B"\n[teachers.t]\npath = "meta-llama/Llama-3.1-8B"\n'
-    ),
-    "top-k-over-the-engine": Case(
-        'mode = "distill"\n[distillation]\nloss = "forward_kl_topk"\ntop_k = 2048\n'
-        '[teachers.t]\npath = "t"\nbackend = "vllm"\n'
-    ),
-    "source-without-a-teacher": Case(
-        'mode = "distill"\n[data]\ntrain = "train.jsonl"\n[teachers.t]\npath = "t"\nmatch = ["math"]\n',
-        {"train.jsonl": '{"prompt": "1+1", "data_source": "math"}\n{"prompt": "hi", "data_source": "chat"}\n'},
-    ),
+    **distill_cases.CASES,
 }
 
 
@@ -175,3 +111,13 @@ def test_message_reads_as_it_was_written(name: str, tmp_path: Path, monkeypatch:
 
 def test_every_golden_file_has_a_case() -> None:
     assert {path.stem for path in GOLDEN.glob("*.txt")} == set(CASES)
+
+
+@pytest.mark.parametrize("name", distill_cases.CASES)
+def test_a_mistake_in_distillation_ends_the_command_before_anything_starts(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = compiled(CASES[name], tmp_path).diagnostics
+    result = CliRunner().invoke(app, ["validate-config", "--config", "run.toml", *CASES[name].sets])
+    assert result.exit_code == (3 if any(each.severity == "error" for each in found) else 0), result.output

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from tqppo import space
 from tqppo.cli import (
     backends,
     completion,
@@ -46,6 +47,11 @@ class Commands(TyperGroup):
             message = str(getattr(error, "cause", error))  # Ray's wrapper of a worker's error holds a traceback too
             typer.echo(message if message.startswith("error[") else f"error: {message}", err=True)
             sys.exit(error.exit_code)
+        except OSError as error:
+            if (full := space.full_disk(error)) is None:
+                raise
+            typer.echo(f"error: {full}", err=True)
+            sys.exit(full.exit_code)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args and args[-1] in ("--show-completion", "--install-completion"):

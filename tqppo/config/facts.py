@@ -60,6 +60,7 @@ def features(config: Config) -> Features:
         has_session_weights=algorithm.aggregate == "session-mean",
         has_greedy_baseline=policy and algorithm.advantage == "remax",
         has_token_baseline=policy and algorithm.advantage.endswith("optimal_token_baseline"),
+        credits_turns=policy and (algorithm.advantage == "gigpo" or algorithm.credit == "turn"),
         filters_groups=algorithm.filter_groups,
         has_teachers=teachers and bool(config.teachers),
         teacher_top_k=distillation.top_k if teachers and distillation.loss.endswith("_topk") else 0,
@@ -152,6 +153,12 @@ def model_shape(config: Config) -> ModelShape | None:
     return tiny_shape(
         hidden=model.hidden_size, layers=model.num_layers, heads=model.num_heads, tied=model.tie_embeddings
     )
+
+
+def compute_dtype(config: Config) -> str:
+    """The type that models compute in."""
+    on_gpu = bool(config.cluster.gpus_per_node)
+    return config.model.dtype if config.model.dtype != "auto" else ("bfloat16" if on_gpu else "float32")
 
 
 def data_sources(config: Config) -> list[str]:

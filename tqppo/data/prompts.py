@@ -33,6 +33,13 @@ class Prompt:
     text: str
     messages: list[Message] = field(default_factory=list)
 
+    def column(self, name: str) -> object:
+        """The value of a further column of the row, None if it has none; a dot goes into a nested column."""
+        value: object = self.extra
+        for part in name.removeprefix("extra_info.").split("."):
+            value = value.get(part) if isinstance(value, Mapping) else None
+        return value
+
 
 @dataclass(frozen=True, slots=True)
 class DataSpec:
@@ -71,9 +78,9 @@ class DataSpec:
 Demonstration = tuple[list[Message], str]
 
 
-def demonstrations(spec: DataSpec, *, seed: int) -> Sequence[Demonstration]:
-    """(messages, answer) of each training row, for a warm start; rows are read when they are used."""
-    return _Demonstrations(spec, spec.rows(seed=seed))
+def demonstrations(spec: DataSpec, *, seed: int, held_out: bool = False) -> Sequence[Demonstration]:
+    """(messages, answer) of each row, for supervised training; rows are read when they are used."""
+    return _Demonstrations(spec, spec.rows(seed=seed, held_out=held_out))
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,10 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
+from typing import Any
 
 from tqppo.protocols import Metrics
 
@@ -40,6 +41,24 @@ def figures(answers: Iterable[Answer]) -> Metrics:
     for source in sorted(by_source):
         found |= _figures_of_source(source, by_source[source])
     return found
+
+
+def reverse_kl(tags: Iterable[Mapping[str, Any]]) -> Metrics:
+    """The student's divergence from its teachers: the mean of log q - log p over the tokens that it sampled.
+
+    `val-core/distillation/reverse_kl/mean` over all rows that a teacher scored, and of each teacher under `val-aux/`.
+    """
+    sums: dict[str, list[float]] = {}
+    for tag in tags:
+        if "teacher_kl" in tag:
+            figures = sums.setdefault(tag["teacher"], [0.0, 0.0])
+            figures[0] += tag["teacher_kl"]
+            figures[1] += tag["teacher_tokens"]
+    if not sums:
+        return {}
+    total, count = (math.fsum(each[i] for each in sums.values()) for i in (0, 1))
+    found = {"val-core/distillation/reverse_kl/mean": total / count}
+    return found | {f"val-aux/distillation/reverse_kl/{name}": kl / n for name, (kl, n) in sorted(sums.items())}
 
 
 def _figures_of_source(source: str, answers: Sequence[Answer]) -> Metrics:

@@ -16,6 +16,8 @@ from tqppo.protocols import WeightSource
 from tqppo.queue.client import Queue
 from tqppo.ray_calls import call, close_all, results
 from tqppo.rollout.assignment import Assignment
+from tqppo.rollout.teachers.client import TeacherRoutes
+from tqppo.rollout.teachers.figures import RolloutReport
 from tqppo.rollout.worker import RolloutSpec, RolloutWorker
 from tqppo.weights.send import Sender, SenderClient, start_sender, stop_sender
 from tqppo.weights.verify import Probe
@@ -48,7 +50,12 @@ class RolloutPool:
         timeout_s = max(spec.engine.start_timeout_s for spec in self.specs) + START_GRACE_S
         self.nodes = results(self.starting, timeout_s, "starting the rollout engines", died=EngineError)
 
-    def generate(self, prompts: Sequence[tuple[int, Prompt]], task: Assignment) -> None:
+    def use_teachers(self, routes: TeacherRoutes) -> None:
+        """Have every row scored by its teacher from now on."""
+        calls = [call(worker, RolloutWorker.use_teachers, routes, i) for i, worker in enumerate(self.workers)]
+        results(calls, self.timeout_s, "telling the rollout workers of the teachers", died=EngineError)
+
+    def generate(self, prompts: Sequence[tuple[int, Prompt]], task: Assignment) -> RolloutReport:
         """Sample these (order, prompt) pairs; returns when every group is in the queue."""
         shares = [prompts[i :: len(self.workers)] for i in range(len(self.workers))]
         assert sum(map(len, shares)) == len(prompts), "a prompt would be lost or sampled twice"
@@ -59,7 +66,7 @@ class RolloutPool:
         ]
         uids = [prompt.uid for _, prompt in prompts]
         missing = partial(self._missing, uids, task.partition)
-        results(calls, self.timeout_s, "the rollout", missing=missing, died=EngineError)
+        return RolloutReport.join(results(calls, self.timeout_s, "the rollout", missing=missing, died=EngineError))
 
     def load_weights(self, source: WeightSource, probe: Probe | None = None) -> None:
         """Load the weights into every engine; returns when all of them use the new version."""

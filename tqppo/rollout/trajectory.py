@@ -13,8 +13,9 @@ class Trajectory:
     """One sequence of prompt and response tokens. The mask and the log-probabilities have one value per response token;
     the mask is True on tokens that the model sampled. Other response tokens have log-probability 0.
 
-    Of the credit that a loop may give itself: `reward` replaces the reward function for its session, `turn_rewards` and
-    `anchors` have one entry per sampled turn.
+    Of the credit that a loop may give itself: `reward` of the last trajectory replaces the reward function for its
+    session, that of an earlier one counts with `algorithm.credit = "trajectory"`. `turn_rewards` and `anchors` have one
+    entry per sampled turn and count with `algorithm.credit = "turn"` and `algorithm.advantage = "gigpo"`.
     """
 
     prompt_tokens: Sequence[int]

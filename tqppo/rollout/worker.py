@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import cast
 
+import numpy as np
 import ray
 
 from tqppo import plugins
@@ -20,8 +21,13 @@ from tqppo.queue.client import Queue
 from tqppo.ray_calls import this_node
 from tqppo.rewards.scorer import Scorer, ScorerSpec
 from tqppo.rollout.assignment import Assignment
+from tqppo.rollout.chunks import ChunkWriter
 from tqppo.rollout.loops.base import AgentLoop, RunsSessions, Session, Trajectory, load_loop
+from tqppo.rollout.teachers.client import TeacherClient, TeacherRoutes
+from tqppo.rollout.teachers.figures import RolloutReport
+from tqppo.rollout.teachers.privileged import own_prompt
 from tqppo.rollout.template import ChatTemplate, Tokenizer
+from tqppo.rollout.turns import check_turns
 from tqppo.rollout.writer import GroupWriter, Outcome
 from tqppo.weights.copy import Copies
 from tqppo.weights.send import meeting_place
@@ -39,8 +45,10 @@ class RolloutSpec:
     agent: str = "single_turn"
     agent_args: Mapping[str, object] = field(default_factory=dict)
     max_trajectories: int = 1
+    session_retries: int = 0
     trust_remote_code: bool = False
     weight_sync: str = "auto"
+    chat_template: bool = True  # whether prompts are rendered as chats
 
 
 class RolloutWorker:
@@ -54,6 +62,7 @@ class RolloutWorker:
         self.copies = Copies()
         self.loop: RunsSessions = load_loop(spec.agent, spec.agent_args)
         self.scorer: Scorer | None = None
+        self.teachers: TeacherClient | None = None
 
     async def start(self) -> str:
         """Load the tokenizer, start the reward function and the engine; returns Ray's id of this node."""
@@ -67,25 +76,68 @@ class RolloutWorker:
         await self.engine.start()
         return this_node() if ray.is_initialized() else ""
 
-    async def generate(self, prompts: Sequence[tuple[int, Prompt]], task: Assignment) -> None:
-        """Sample every session of these (order, prompt) pairs; returns when all groups are in the queue."""
+    async def use_teachers(self, routes: TeacherRoutes, place: int) -> None:
+        """Have rows scored from now on. `place` is this worker's number."""
+        self.teachers = TeacherClient(routes, place)
+
+    async def generate(self, prompts: Sequence[tuple[int, Prompt]], task: Assignment) -> RolloutReport:
+        """Sample every session of these (order, prompt) pairs; returns when all groups are in the queue, and scored."""
         self.engine.expect(len(prompts) * task.num_sessions)
-        writer = GroupWriter(self.queue, task)
+        writer = self._writer([prompt for _, prompt in prompts], task)
         await asyncio.gather(*(self._group(order, prompt, task, writer) for order, prompt in prompts))
         await writer.finish()
+        return RolloutReport() if self.teachers is None else self.teachers.take_report()
 
-    async def _group(self, order: int, prompt: Prompt, task: Assignment, writer: GroupWriter) -> None:
-        """Run all sessions of one prompt. A failed session marks its group; a failed engine or dataset ends the run."""
+    def _writer(self, prompts: Sequence[Prompt], task: Assignment) -> GroupWriter | ChunkWriter:
+        if self.teachers is None:
+            return GroupWriter(self.queue, task)
+        chat, is_chat = self.chat, self.spec.chat_template
+        return ChunkWriter(
+            self.queue,
+            task,
+            prompts,
+            self.teachers,
+            own_prompt=lambda template, prompt: own_prompt(template, prompt, chat, is_chat=is_chat),
+            student_logprobs=self._logprobs,
+        )
+
+    async def _logprobs(self, tokens: list[list[int]], starts: list[int]) -> list[np.ndarray]:
+        """The student's log-probabilities of the tokens after `starts`, at temperature 1."""
+        scores = await self.engine.score_many(tokens, starts=starts)
+        return [each.logprobs[start:-1] for each, start in zip(scores, starts, strict=True)]
+
+    async def _group(self, order: int, prompt: Prompt, task: Assignment, writer: GroupWriter | ChunkWriter) -> None:
+        """Run all sessions of one prompt. A session that fails for good marks its group as failed.
+
+        A retry has the seeds of the first attempt: after a failure that passes, such as a tool server's, the session
+        is the one that it would have been, and no answer that makes a tool fail is replaced by a luckier one.
+        """
+        outcomes: dict[int, Outcome | BaseException] = {}
+        pending, retries = list(range(task.num_sessions)), 0
+        for attempt in range(self.spec.session_retries + 1):
+            if attempt:
+                self.engine.expect(len(pending))
+                retries += len(pending)
+            outcomes |= await self._attempt(order, prompt, pending, task)
+            pending = [index for index in pending if isinstance(outcomes[index], BaseException)]
+            if not pending:
+                break
+        settled = [outcomes[index] for index in sorted(outcomes)]
+        finished = [outcome for outcome in settled if isinstance(outcome, Outcome)]
+        errors = [outcome for outcome in settled if isinstance(outcome, BaseException)]
+        await writer.add(order, prompt, finished, errors, retries=retries)
+
+    async def _attempt(
+        self, order: int, prompt: Prompt, sessions: Sequence[int], task: Assignment
+    ) -> dict[int, Outcome | BaseException]:
+        """Run these sessions and return what each ended with. A failed engine or dataset ends the run."""
         outcomes = await asyncio.gather(
-            *(self._session(order, prompt, index, task) for index in range(task.num_sessions)),
-            return_exceptions=True,
+            *(self._session(order, prompt, index, task) for index in sessions), return_exceptions=True
         )
         for outcome in outcomes:
             if isinstance(outcome, (EngineError, DataError, asyncio.CancelledError)):
                 raise outcome
-        finished = [outcome for outcome in outcomes if isinstance(outcome, Outcome)]
-        errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
-        writer.add(order, prompt, finished, errors)
+        return dict(zip(sessions, outcomes, strict=True))
 
     async def _session(self, order: int, prompt: Prompt, index: int, task: Assignment) -> Outcome:
         is_greedy = index == task.group_size
@@ -117,6 +169,8 @@ class RolloutWorker:
                 f"session {index}; rollout.max_trajectories is {self.spec.max_trajectories}. A chat template that "
                 "rewrites earlier turns makes one more per turn: `tqppo template check` shows it"
             )
+        for trajectory in trajectories:
+            check_turns(trajectory)
         last = trajectories[-1]
         text = last.answer
         if text is None:

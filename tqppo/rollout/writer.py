@@ -19,6 +19,7 @@ from tqppo.queue.client import Queue
 from tqppo.queue.meta import Jagged
 from tqppo.rollout.assignment import Assignment
 from tqppo.rollout.trajectory import Trajectory
+from tqppo.rollout.turns import turn_columns
 
 ANSWER_CHARACTERS = 200  # of a validation answer, kept in its tag for maj@k
 GATHER_S = 0.05  # how long a finished group waits for others to share its put: every put costs calls between processes
@@ -46,6 +47,12 @@ class GroupRow:
     reward: float
     baseline: float | None  # reward of the group's greedy session, if there is one
     tags: RowTags
+    is_last: bool  # of its session
+
+    @property
+    def turns(self) -> tuple[Trajectory, float]:
+        """The trajectory, and what its last turn earns where the loop rewards no turns: the session's reward."""
+        return self.trajectory, self.reward if self.is_last else 0.0
 
 
 class GroupWriter:
@@ -59,10 +66,19 @@ class GroupWriter:
         self.timer: asyncio.TimerHandle | None = None
         self.flushing: asyncio.Task[None] | None = None
 
-    def add(self, order: int, prompt: Prompt, outcomes: Sequence[Outcome], errors: Sequence[BaseException]) -> None:
+    async def add(
+        self,
+        order: int,
+        prompt: Prompt,
+        outcomes: Sequence[Outcome],
+        errors: Sequence[BaseException],
+        *,
+        retries: int = 0,
+    ) -> None:
+        """Take a group whose sessions are all settled; `retries` counts the further attempts of failed sessions."""
         rows = group_rows(order, prompt, outcomes, self.task)
         self.rows += rows
-        self.markers[prompt.uid] = group_marker(order, len(rows), outcomes, errors)
+        self.markers[prompt.uid] = group_marker(order, len(rows), outcomes, errors, retries)
         if self.flushing is not None and self.flushing.done():
             self.flushing.result()  # raises the error of a failed put now instead of after all prompts are sampled
             self.flushing = None
@@ -91,7 +107,8 @@ class GroupWriter:
         partition = self.task.partition
         if rows and self.task.keep_tensors:
             tags = [row.tags for row in rows]
-            await self.queue.aio.put([row.key for row in rows], row_columns(rows), partition=partition, tags=tags)
+            columns = row_columns(rows) | (turn_columns([row.turns for row in rows]) if self.task.turns else {})
+            await self.queue.aio.put([row.key for row in rows], columns, partition=partition, tags=tags)
         elif rows:
             await self.queue.aio.tag({row.key: row.tags for row in rows}, partition=partition)
         # The markers come last: a group whose marker is in the queue has all its rows there.
@@ -111,14 +128,21 @@ def group_rows(order: int, prompt: Prompt, outcomes: Sequence[Outcome], task: As
         GroupRow(
             key=f"{prompt.uid}_{outcome.session}_{number}",
             trajectory=trajectory,
-            reward=outcome.reward,
+            reward=_row_reward(outcome, number),
             baseline=baseline,
             tags=_row_tags(order, prompt, outcome, number, baseline=baseline, with_answer=not task.keep_tensors),
+            is_last=number == len(outcome.trajectories) - 1,
         )
         for outcome in outcomes
         if not (has_baseline and outcome.session == task.group_size)
         for number, trajectory in enumerate(outcome.trajectories)
     ]
+
+
+def _row_reward(outcome: Outcome, number: int) -> float:
+    """What the loop gave this trajectory, or the reward of its session."""
+    own = outcome.trajectories[number].reward
+    return outcome.reward if own is None else own
 
 
 def _row_tags(
@@ -134,7 +158,7 @@ def _row_tags(
         "prompt_len": num_prompt,
         "response_len": num_response,
         "seq_len": num_prompt + num_response,
-        "reward": outcome.reward,
+        "reward": _row_reward(outcome, number),
         "finish": trajectory.finish,
         "turns": trajectory.num_turns,
         "weight_version": trajectory.weight_version,
@@ -154,15 +178,24 @@ def _row_tags(
     return tags
 
 
-def group_marker(order: int, rows: int, outcomes: Sequence[Outcome], errors: Sequence[BaseException]) -> PromptTags:
+def group_marker(
+    order: int, rows: int, outcomes: Sequence[Outcome], errors: Sequence[BaseException], retries: int = 0
+) -> PromptTags:
     """The tags of a prompt's own row, which says how its group ended."""
-    status = "finished"
-    if errors or any(not outcome.trajectories for outcome in outcomes):
-        status = "failed"
+    failed = len(errors) + sum(not outcome.trajectories for outcome in outcomes)
+    status = "failed" if failed else "finished"
     if any(outcome.drop_group for outcome in outcomes):
         status = "dropped"
     error = f"{type(errors[0]).__name__}: {errors[0]}" if errors else ""
-    return {"is_prompt": True, "status": status, "order": order, "rows": rows, "error": error}
+    return {
+        "is_prompt": True,
+        "status": status,
+        "order": order,
+        "rows": rows,
+        "error": error,
+        "failed_sessions": failed,
+        "retries": retries,
+    }
 
 
 def row_columns(rows: Sequence[GroupRow]) -> dict[str, Jagged | torch.Tensor]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -22,14 +22,17 @@ from tqppo.data.dataset import is_procedural
 from tqppo.data.prompts import DataSpec, Prompt, Sampler, demonstrations, for_validation
 from tqppo.data.prompts import load as load_prompts
 from tqppo.errors import PreflightError
+from tqppo.metrics.events import ReportEvent, unreported
 from tqppo.queue.client import Queue
 from tqppo.rollout.pool import RolloutPool
+from tqppo.rollout.teachers.pool import TeacherPool
 from tqppo.run import configure
 from tqppo.run.compose import Processes, StageGroups, make_stages, make_trainer, validation_task
 from tqppo.run.configure import RunPaths
 from tqppo.run.folder import RunFolder
 from tqppo.run.live import LiveRun, Validator
 from tqppo.run.placement import check_resources, demands, process_shares
+from tqppo.run.teachers import Announce, prepare_teachers
 from tqppo.tiny.prepare import make_tiny_model
 from tqppo.trainers.stages import Clock
 from tqppo.weights import location
@@ -41,24 +44,40 @@ from tqppo.workers.process.group import Group, ProcessResources, WorkerGroup
 from tqppo.workers.reference import Reference
 from tqppo.workers.reward_model import RewardModel
 from tqppo.workers.specs import RoleSpec
+from tqppo.workers.student import Student
 
-Announce = Callable[[str], AbstractContextManager[None]]  # shows the user what takes time
 START_TIMEOUT_S = 600.0
 W = TypeVar("W", bound=Worker)
 
 
-def build(config: Config, folder: RunFolder, logs: Path, stack: ExitStack, announce: Announce) -> LiveRun:
+def build(
+    config: Config,
+    folder: RunFolder,
+    logs: Path,
+    stack: ExitStack,
+    announce: Announce,
+    *,
+    report: ReportEvent = unreported,
+) -> LiveRun:
     """Start everything and wait until it is ready; closing `stack` takes it down."""
     check_resources(demands(config), ray.cluster_resources())  # type: ignore[no-untyped-call]
     with announce("making the model" if config.model.path == "tiny" else "finding the model"):
         model = prepare_model(config, folder.model)
-    paths = RunPaths(model, config.model.tokenizer or model, logs, publish_folder(stack))
+    paths = RunPaths(
+        model=model,
+        tokenizer=config.model.tokenizer or model,
+        logs=logs,
+        publish=publish_folder(stack),
+        teachers=prepare_teachers(config, model, folder.scores, announce),
+        scores=folder.scores,
+    )
     tokenizer = load_tokenizer(config, paths)
     queue = make_queue(config, stack)
     share = process_shares(config)
     starter = GroupStarter(queue, ProcessResources(share.cpus, share.gpus), stack)
-    groups = start_groups(config, paths, starter)
+    groups = start_groups(config, paths, starter, special_ids=special_tokens(config, tokenizer))
     pool = start_pool(config, paths, queue, tokenizer, stack)
+    teachers = start_teachers(config, paths, queue, len(tokenizer), stack)
     estimator = RemoteEstimator(configure.estimator_spec(config, paths), queue, timeout_s=config.storage.timeout_s + 60)
     sampler = make_sampler(config, tokenizer, announce)
     clock = Clock()
@@ -68,6 +87,10 @@ def build(config: Config, folder: RunFolder, logs: Path, stack: ExitStack, annou
         estimator.ready(START_TIMEOUT_S)
     with announce(f"starting the {config.rollout.backend} engine"):
         pool.ready()
+    if teachers is not None:
+        with announce(f"starting the teacher{'s' if len(config.teachers) > 1 else ''}"):
+            teachers.ready()
+        pool.use_teachers(teachers.routes())
     stages = make_stages(
         config,
         Processes(queue, groups, pool, estimator),
@@ -75,8 +98,11 @@ def build(config: Config, folder: RunFolder, logs: Path, stack: ExitStack, annou
         clock,
         trajectories=trajectory_schedule(config, folder),
         vocabulary=len(tokenizer),
+        report=report,
     )
-    return LiveRun(queue, groups.actor, groups.critic, stages, clock, make_trainer(config, stages), sampler, validator)
+    return LiveRun(
+        queue, groups.actor, groups.critic, stages, clock, make_trainer(config, stages), sampler, validator, teachers
+    )
 
 
 # -- the model ---------------------------------------------------------------------------------------------------------
@@ -100,6 +126,12 @@ def load_tokenizer(config: Config, paths: RunPaths) -> Any:
             f"the tokenizer of {paths.tokenizer!r} cannot be loaded: {reason}\n"
             "model.path is a folder in Hugging Face's layout, a hub name (which needs the network), or tiny"
         ) from None
+
+
+def special_tokens(config: Config, tokenizer: Any) -> tuple[int, ...]:
+    """Special tokens, except those that end an answer."""
+    endings = {*eos_tokens(tokenizer), *config.rollout.stop_token_ids}
+    return tuple(sorted({int(token) for token in tokenizer.all_special_ids} - endings))
 
 
 def eos_tokens(tokenizer: Any) -> tuple[int, ...]:
@@ -145,15 +177,18 @@ class GroupStarter:
             wait()
 
 
-def start_groups(config: Config, paths: RunPaths, start: StartGroup) -> StageGroups:
+def start_groups(
+    config: Config, paths: RunPaths, start: StartGroup, *, special_ids: tuple[int, ...] = ()
+) -> StageGroups:
     """Start a group for each role that the run has."""
     ranks = facts.worker_roles(config)
+    actor_class: type[Actor] = Student if facts.has_teachers(config) else Actor
 
     def optional(role: str, worker_class: type[W], make_spec: Callable[[], RoleSpec]) -> Group[W] | None:
         return start(role, worker_class, make_spec(), ranks[role]) if role in ranks else None
 
     return StageGroups(
-        actor=start("actor", Actor, configure.actor_spec(config, paths), ranks["actor"]),
+        actor=start("actor", actor_class, configure.actor_spec(config, paths, special_ids), ranks["actor"]),
         critic=optional("critic", Critic, partial(configure.critic_spec, config, paths)),
         reference=optional("reference", Reference, partial(configure.reference_spec, config, paths)),
         reward_model=optional("reward_model", RewardModel, partial(configure.reward_model_spec, config)),
@@ -172,6 +207,19 @@ def start_pool(config: Config, paths: RunPaths, queue: Queue, tokenizer: Any, st
     share = process_shares(config)
     pool.start(cpus=share.cpus, gpus=share.engine_gpus)
     return pool
+
+
+def start_teachers(
+    config: Config, paths: RunPaths, queue: Queue, vocabulary: int, stack: ExitStack
+) -> TeacherPool | None:
+    """The teachers of the config, starting; None in modes without."""
+    setups = configure.teacher_setups(config, paths, vocabulary=vocabulary)
+    if not setups:
+        return None
+    teachers = TeacherPool(setups, queue, configure.teacher_routing(config))
+    stack.callback(teachers.close)
+    teachers.start()
+    return teachers
 
 
 def publish_folder(stack: ExitStack) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -14,24 +15,41 @@ from tqppo.algorithms.advantages import EstimateOptions
 from tqppo.algorithms.losses import PolicyOptions
 from tqppo.config import facts
 from tqppo.config.sections import Config, OptimizerSection, Section
+from tqppo.engines.capabilities import capabilities_of
 from tqppo.protocols import EngineSpec, Sampling
 from tqppo.rewards.scorer import ScorerSpec
+from tqppo.rollout.teachers.pool import Routing, TeacherSetup
+from tqppo.rollout.teachers.worker import TeacherSpec
 from tqppo.rollout.worker import RolloutSpec
+from tqppo.run.placement import process_shares
 from tqppo.tiny.prepare import TinyModelSpec
+from tqppo.tiny.teachers import TeacherRecipe
 from tqppo.workers.estimator import EstimatorSpec
-from tqppo.workers.specs import ModelSpec, OptimizerSpec, PolicyLossSpec, RoleSpec, ValueLossSpec
+from tqppo.workers.specs import (
+    DistillSpec,
+    ModelSpec,
+    OptimizerSpec,
+    PolicyLossSpec,
+    RoleSpec,
+    TeacherHead,
+    ValueLossSpec,
+)
+
+TEACHER_TOLERANCE = 1e-3  # of a teacher's mean log-probabilities in float32; smaller types and servers elsewhere: 0.05
 
 Options = TypeVar("Options", bound="DataclassInstance")
 
 
 @dataclass(frozen=True, slots=True)
 class RunPaths:
-    """Folders that the config does not know: where this run's model, logs and published weights are."""
+    """Folders that the config does not know: where this run's models, logs and published weights are."""
 
     model: str
     tokenizer: str
     logs: Path
     publish: str
+    teachers: Mapping[str, str] = field(default_factory=dict)  # the model of each teacher
+    scores: Path = Path("teachers")  # where teachers keep what they have computed
 
 
 def sampling(config: Config, *, temperature: float | None = None) -> Sampling:
@@ -61,9 +79,21 @@ def tiny_model_spec(config: Config) -> TinyModelSpec:
     )
 
 
+def teacher_recipe(config: Config) -> TeacherRecipe:
+    """A teacher that is made for a task has the student's shape."""
+    model = config.model
+    return TeacherRecipe(
+        family=model.family,
+        hidden_size=model.hidden_size,
+        num_layers=model.num_layers,
+        num_heads=model.num_heads,
+        tie_embeddings=model.tie_embeddings,
+    )
+
+
 def options_of(kind: type[Options], section: Section) -> Options:
     """An algorithm's options, each from the setting of the same name."""
-    return kind(**{field.name: getattr(section, field.name) for field in fields(kind)})
+    return kind(**{each.name: getattr(section, each.name) for each in fields(kind)})
 
 
 def rollout_spec(config: Config, paths: RunPaths, eos_token_ids: tuple[int, ...]) -> RolloutSpec:
@@ -97,8 +127,10 @@ def rollout_spec(config: Config, paths: RunPaths, eos_token_ids: tuple[int, ...]
         agent=plugins.absolute(rollout.agent),
         agent_args={name: with_full_paths(value) for name, value in rollout.agent_args.items()},
         max_trajectories=rollout.max_trajectories,
+        session_retries=rollout.session_retries,
         trust_remote_code=model.trust_remote_code,
         weight_sync=rollout.weight_sync,
+        chat_template=config.data.chat_template,
     )
 
 
@@ -151,7 +183,8 @@ def _optimizer(section: OptimizerSection, lr: float, total_steps: int) -> Optimi
     )
 
 
-def actor_spec(config: Config, paths: RunPaths) -> RoleSpec:
+def actor_spec(config: Config, paths: RunPaths, special_ids: tuple[int, ...] = ()) -> RoleSpec:
+    """The actor; with teachers, the student. `special_ids` are tokens that distillation leaves out."""
     actor, algorithm = config.actor, config.algorithm
     loss = PolicyLossSpec(
         name=algorithm.loss,
@@ -169,7 +202,92 @@ def actor_spec(config: Config, paths: RunPaths) -> RoleSpec:
         actor.micro_batch_tokens,
         optimizer=_optimizer(actor, actor.lr, config.run.max_steps),
         policy_loss=loss,
+        distill=distill_spec(config, paths, special_ids) if facts.has_teachers(config) else None,
         publish_dir=paths.publish,
+    )
+
+
+def distill_spec(config: Config, paths: RunPaths, special_ids: tuple[int, ...]) -> DistillSpec:
+    section = config.distillation
+    return DistillSpec(
+        loss=section.loss,
+        update=section.update,
+        coef=section.coef,
+        loss_max=section.loss_max,
+        logprob_min=section.logprob_min,
+        options=options_of(PolicyOptions, config.algorithm),
+        special_ids=special_ids if section.mask_special else (),
+        teachers=tuple(TeacherHead(name, paths.teachers[name]) for name in config.teachers),
+    )
+
+
+# -- teachers ----------------------------------------------------------------------------------------------------------
+
+
+def teacher_setups(config: Config, paths: RunPaths, *, vocabulary: int) -> list[TeacherSetup]:
+    """The teachers in the config's order; none in modes without."""
+    names = config.teachers if facts.has_teachers(config) else ()
+    return [_teacher_setup(config, paths, name, vocabulary) for name in names]
+
+
+def _teacher_setup(config: Config, paths: RunPaths, name: str, vocabulary: int) -> TeacherSetup:
+    """One teacher: its replicas get the values of its own section, and nothing else."""
+    teacher, distillation, features = config.teachers[name], config.distillation, facts.features(config)
+    able = capabilities_of(teacher.backend)
+    share = process_shares(config).of_teacher(teacher.tensor_parallel, attaches=bool(teacher.endpoints))
+    return TeacherSetup(
+        spec=TeacherSpec(
+            name=name,
+            backend=teacher.backend,
+            engine=_teacher_engine(config, paths, name),
+            top_k=features.teacher_top_k,
+            hidden=features.teacher_hidden,
+            hidden_dtype=facts.compute_dtype(config),
+            vocabulary=vocabulary,
+            cache_path=str((paths.scores / f"{name}.sqlite").resolve()),
+            cache_bytes=int(distillation.cache_gb * 2**30),
+        ),
+        replicas=teacher.replicas,
+        endpoints=tuple(teacher.endpoints),
+        match=tuple(teacher.match),
+        prompt=teacher.prompt,
+        is_deterministic=config.run.deterministic and able is not None and able.deterministic,
+        timeout_s=distillation.timeout_s,
+        retries=distillation.retries,
+        tolerance=TEACHER_TOLERANCE if facts.compute_dtype(config) == "float32" and not teacher.endpoints else 0.05,
+        cpus=share.cpus,
+        gpus=share.gpus,
+    )
+
+
+def _teacher_engine(config: Config, paths: RunPaths, name: str) -> EngineSpec:
+    teacher, model = config.teachers[name], config.model
+    return EngineSpec(
+        model=paths.teachers[name],
+        max_context_tokens=facts.teacher_context_tokens(config, name),
+        dtype=model.dtype,
+        attention=model.attention,
+        trust_remote_code=model.trust_remote_code,
+        deterministic=config.run.deterministic,
+        threads=config.run.threads or 1,
+        seed=config.run.seed,
+        log_dir=str(paths.logs.resolve()),
+        python=teacher.python,
+        tensor_parallel=teacher.tensor_parallel,
+        memory_fraction=teacher.memory_fraction,
+        start_timeout_s=teacher.start_timeout_s,
+        request_timeout_s=config.distillation.timeout_s,
+        max_restarts=teacher.max_restarts,
+        engine_args=dict(teacher.engine_args),
+    )
+
+
+def teacher_routing(config: Config) -> Routing:
+    section = config.distillation
+    return Routing(
+        column="" if section.route_by == config.data.source_key else section.route_by,
+        batch_rows=section.batch_rows,
+        drops_groups=section.on_teacher_failure == "drop",
     )
 
 

@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from tqppo.data.prompts import Prompt, Sampler
+from tqppo.errors import OutOfSpace
 from tqppo.metrics import validation
 from tqppo.protocols import Metrics
 from tqppo.queue.client import Queue
 from tqppo.rollout.assignment import Assignment
 from tqppo.rollout.pool import RolloutPool
+from tqppo.rollout.teachers.pool import TeacherPool
 from tqppo.trainers.stages import Clock, Stages, Trainer
+from tqppo.weights import file as tensorfile
 from tqppo.workers.actor import Actor
 from tqppo.workers.compute.learner import Learner
 from tqppo.workers.critic import Critic
@@ -36,8 +39,9 @@ class Validator:
             self.pool.generate(list(enumerate(self.prompts)), self.task)
             found = self.queue.list(self.task.partition)
             self.queue.clear(found)
-            rows = (tags for tags in found.in_order().tags if tags.get("last"))
-            return validation.figures(self._answer(tags) for tags in rows)
+            tags = found.in_order().tags
+            answers = validation.figures(self._answer(each) for each in tags if each.get("last"))
+            return answers | validation.reverse_kl(tags)
 
     def _answer(self, tags: Any) -> validation.Answer:
         return validation.Answer(
@@ -48,6 +52,17 @@ class Validator:
             prediction=tags["answer"],
             is_greedy=tags["session"] == self.task.group_size,
         )
+
+
+def save_learner(learner: Learner, folder: str) -> str:
+    """Save a rank's share on its worker; returns why it does not fit on the disk, or nothing.
+
+    An error would end the worker, and with it a run that may go on without this checkpoint.
+    """
+    with tensorfile.deferring() as problems:
+        learner.save(folder)
+    is_full = [bool(found) for (found,) in learner.ranks.gather([float(len(problems))])]
+    return str(problems[0]) if problems else f"no room in {folder} for the state of a rank" if any(is_full) else ""
 
 
 @dataclass
@@ -62,12 +77,15 @@ class LiveRun:
     trainer: Trainer
     sampler: Sampler
     validator: Validator
+    teachers: TeacherPool | None = None
 
     def save(self, folder: Path) -> None:
         """Write everything but the driver's own state into a checkpoint's folder."""
-        self.actor.call(Learner.save, str((folder / "actor").resolve()))
-        if self.critic is not None:
-            self.critic.call(Learner.save, str((folder / "critic").resolve()))
+        problem = self.actor.call(save_learner, str((folder / "actor").resolve()))
+        if self.critic is not None and not problem:
+            problem = self.critic.call(save_learner, str((folder / "critic").resolve()))
+        if problem:
+            raise OutOfSpace(problem)
         self.queue.snapshot(folder / "queue")
 
     def checkpoint_bytes(self) -> int:
@@ -77,6 +95,8 @@ class LiveRun:
 
     def load(self, folder: Path, driver_state: dict[str, Any], step: int) -> None:
         """Restore everything as it was when step `step` ended."""
+        if self.teachers is not None:
+            self.teachers.check_state(driver_state.get("teachers", {}))
         self.actor.call(Learner.load, str((folder / "actor").resolve()))
         if self.critic is not None:
             self.critic.call(Learner.load, str((folder / "critic").resolve()))
@@ -88,7 +108,8 @@ class LiveRun:
         self.clock.take()
 
     def driver_state(self) -> dict[str, Any]:
-        return {"data": self.sampler.state(), "kl_coef": self.stages.advantages.controller.coef}
+        state = {"data": self.sampler.state(), "kl_coef": self.stages.advantages.controller.coef}
+        return state if self.teachers is None else {**state, "teachers": self.teachers.state()}
 
     def export(self, folder: Path) -> None:
         """Write the weights as a Hugging Face folder."""

@@ -20,6 +20,20 @@ class ProcessShares:
     cpus: float
     gpus: float
     engine_gpus: float
+    teacher_cpus: float = 1.0
+    teachers_have_gpus: bool = False
+
+    def of_teacher(self, tensor_parallel: int, *, attaches: bool) -> TeacherShare:
+        """A teacher's replica has devices of its own; one that attaches to a server only passes tokens on."""
+        if attaches:
+            return TeacherShare(0.0, 0.0)
+        return TeacherShare(self.teacher_cpus, float(tensor_parallel) if self.teachers_have_gpus else 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class TeacherShare:
+    cpus: float
+    gpus: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +50,27 @@ def process_shares(config: Config) -> ProcessShares:
     cluster = config.cluster
     sharing = len(facts.roles(config)) if cluster.colocate else 1
     gpus = 1.0 / sharing if cluster.gpus_per_node else 0.0
-    return ProcessShares(cluster.cpus_per_worker / sharing, gpus, gpus * config.rollout.tensor_parallel)
+    teachers = config.teachers if facts.has_teachers(config) else {}
+    has_gpus = bool(config.distillation.gpus_per_node)
+    # Teachers without GPUs share the cores with everybody: they score while the student samples.
+    parties = (
+        sharing + sum(each.replicas for each in teachers.values()) if not has_gpus and cluster.colocate else sharing
+    )
+    cpus = cluster.cpus_per_worker / parties
+    teacher_cpus = cluster.cpus_per_worker if has_gpus or not cluster.colocate else cpus
+    return ProcessShares(cpus, gpus, gpus * config.rollout.tensor_parallel, teacher_cpus, has_gpus)
 
 
 def demands(config: Config) -> list[Demand]:
     share = process_shares(config)
-    return [
+    found = [
         Demand(role, count, share.cpus, share.engine_gpus if role == "rollout" else share.gpus)
         for role, count in facts.roles(config).items()
     ]
+    for name, teacher in config.teachers.items() if facts.has_teachers(config) else ():
+        own = share.of_teacher(teacher.tensor_parallel, attaches=bool(teacher.endpoints))
+        found.append(Demand(f"teacher {name}", len(teacher.endpoints) or teacher.replicas, own.cpus, own.gpus))
+    return found
 
 
 def check_resources(demands: Sequence[Demand], available: Mapping[str, float]) -> None:

@@ -21,11 +21,13 @@ from tqppo.algorithms.padding import num_padding, padding_rows
 from tqppo.columns import column
 from tqppo.data.prompts import Prompt
 from tqppo.dataflow import Features
+from tqppo.metrics.events import NothingToTrain, ReportEvent, unreported
 from tqppo.metrics.files import spread
 from tqppo.protocols import Metrics, WeightSource
 from tqppo.queue.client import Queue
 from tqppo.queue.meta import BatchMeta
 from tqppo.rollout.assignment import Assignment
+from tqppo.rollout.teachers.figures import RolloutReport
 from tqppo.trainers.groups import GroupCollector
 from tqppo.weights.verify import Probe
 from tqppo.workers.actor import Actor
@@ -64,7 +66,7 @@ class Clock:
 class Engines(Protocol):
     """The replicas of the rollout engine."""
 
-    def generate(self, prompts: Sequence[tuple[int, Prompt]], task: Assignment) -> None: ...
+    def generate(self, prompts: Sequence[tuple[int, Prompt]], task: Assignment) -> RolloutReport: ...
     def load_weights(self, source: WeightSource, probe: Probe | None = None) -> None: ...
 
 
@@ -77,15 +79,19 @@ class RolloutStage:
     clock: Clock
     assignment: Assignment
     num_prompts: int
-    probe: Callable[[], Probe | None]  # what the trainer says of a fixed sequence, to compare the engines with
+    probe: Callable[[], Probe | None]  # the trainer's log-probabilities of a fixed sequence, for the engines to match
 
     def generate(self, step: int) -> tuple[BatchMeta, Metrics]:
         """Sample whole groups; returns their rows in canonical order."""
         task = replace(self.assignment, step=step)
+        reports: list[RolloutReport] = []
         with self.clock.time("gen"):
-            batch, metrics = self.groups.collect(self.num_prompts, lambda prompts: self.engines.generate(prompts, task))
+            batch, metrics = self.groups.collect(
+                self.num_prompts, lambda prompts: reports.append(self.engines.generate(prompts, task)), step
+            )
         metrics["perf/total_num_tokens"] = float(sum(tags["seq_len"] for tags in batch.tags))
-        return batch, metrics | tag_metrics(batch.tags)
+        figures = RolloutReport.join(reports, one_after_the_other=True).metrics()
+        return batch, metrics | tag_metrics(batch.tags) | figures
 
     def load_weights(self, source: WeightSource) -> None:
         with self.clock.time("update_weights"):
@@ -150,6 +156,7 @@ class ActorStage:
     clock: Clock
     features: Features
     mini_batch_rows: int  # rows per optimizer step; 0: all of them
+    report: ReportEvent = unreported
 
     def old_logprobs(self, batch: BatchMeta) -> BatchMeta:
         if not dataflow.OLD_LOGPROBS.runs(self.features):
@@ -160,7 +167,10 @@ class ActorStage:
     def update(self, batch: BatchMeta, step: int) -> Metrics:
         count = num_mini_batches(batch, self.mini_batch_rows)
         with self.clock.time("update_actor"):
-            return self.group.update(Actor.update, batch, step=step, num_mini_batches=count)
+            metrics = self.group.update(Actor.update, batch, step=step, num_mini_batches=count)
+        if skipped := int(metrics.get("padding/all_padding", 0)):
+            self.report(NothingToTrain(step, "actor", skipped))
+        return metrics
 
     def publish(self, version: int) -> WeightSource:
         """Write the weights where the engines can load them."""

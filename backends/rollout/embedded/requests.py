@@ -68,7 +68,7 @@ class PendingRequests:
         return pending
 
     def forget(self, pending: PendingRequest) -> None:
-        """The caller has its result, or has cancelled the call."""
+        """Remove a request whose caller has its result or has cancelled the call."""
         if pending.answer.cancelled():
             self._withdraw(pending, weight_version=0)
         self._by_id.pop(pending.request.request_id, None)

@@ -166,9 +166,10 @@ def task_teachers_can_be_made(context: Context) -> Iterator[Diagnostic]:
     for name, task in task_teachers(config).items() if has_teachers(config) else ():
         key = f"teachers.{name}.path"
         if task not in TASKS:
-            allowed = ", ".join(f"task:{known}" for known in TASKS)
-            fix = did_you_mean(task, TASKS) or "name a task, or the folder of a trained model"
-            yield context.report("E409", f'there is no task called "{task}"', (key,), allowed=allowed, fix=fix)
+            known = [f"task:{each}" for each in TASKS]
+            fix = did_you_mean(f"task:{task}", known) or "name a task, or the folder of a trained model"
+            message = f'there is no task called "{task}"'
+            yield context.report("E409", message, (key,), allowed=", ".join(known), fix=fix)
         elif config.model.path != "tiny":
             yield context.report(
                 "E518",

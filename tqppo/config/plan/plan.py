@@ -11,6 +11,7 @@ from tqppo.config import facts
 from tqppo.config.facts import context_tokens, has_own_reference, model_shape, required_multiple, rows_per_step
 from tqppo.config.plan.memory import BYTES, MemoryPart, Training, engine_memory, size, training_memory
 from tqppo.config.plan.shapes import ModelShape, shape_of
+from tqppo.config.plan.teachers import PlannedDistillation, hidden_width, planned_distillation, teacher_devices
 
 if TYPE_CHECKING:
     from tqppo.config.compilation import Compilation
@@ -58,6 +59,7 @@ class Plan:
     stages: list[PlannedStage]
     roles: list[PlannedRole]
     files: list[tuple[str, str]]
+    distillation: PlannedDistillation | None = None
 
     def as_dict(self) -> dict[str, Any]:
         plan = asdict(self)
@@ -90,6 +92,7 @@ def make_plan(compilation: Compilation) -> Plan:
         stages=planned_stages(config),
         roles=list(_roles(config, shape)),
         files=list(_files(config, compilation.name)),
+        distillation=planned_distillation(config),
     )
 
 
@@ -102,13 +105,8 @@ def _mini_batches(config: Config, role: str, padded: int) -> int:
     return padded // (facts.mini_batch_rows(config, role) or padded)
 
 
-def _dtype(config: Config) -> str:
-    on_gpu = bool(config.cluster.gpus_per_node)
-    return config.model.dtype if config.model.dtype != "auto" else ("bfloat16" if on_gpu else "float32")
-
-
 def _roles(config: Config, shape: ModelShape | None) -> Iterator[PlannedRole]:
-    dtype, lora = _dtype(config), config.model.lora_rank
+    dtype, lora = facts.compute_dtype(config), config.model.lora_rank
     yield _engine_role(config, shape, dtype)
     actor, critic = config.actor, config.critic
     how = Training(actor.ranks, actor.micro_batch_tokens, dtype, True, actor.gradient_checkpointing, lora)
@@ -157,12 +155,11 @@ def _engine_role(config: Config, shape: ModelShape | None, dtype: str) -> Planne
 
 def _teacher_roles(config: Config, dtype: str) -> Iterator[PlannedRole]:
     for name, teacher in config.teachers.items() if facts.has_teachers(config) else ():
+        devices = teacher_devices(config, name)
         if teacher.endpoints:
-            yield PlannedRole(f"teacher {name}", len(teacher.endpoints), "running servers", teacher.path, [])
+            yield PlannedRole(f"teacher {name}", len(teacher.endpoints), devices, teacher.path, [])
             continue
-        gpus = teacher.replicas * teacher.tensor_parallel
-        devices = f"{gpus} GPU{'s' if gpus > 1 else ''} of the pool" if config.distillation.gpus_per_node else "CPU"
-        shape, context = shape_of(teacher.path), (teacher.max_context_tokens or context_tokens(config) + 1)
+        shape, context = facts.teacher_shape(config, name), facts.teacher_context_tokens(config, name)
         tp, rows = teacher.tensor_parallel, 1
         parts = engine_memory(shape, dtype=dtype, tensor_parallel=tp, rows=rows, context=context) if shape else []
         yield PlannedRole(f"teacher {name}", teacher.replicas, devices, teacher.path, parts)
@@ -183,8 +180,9 @@ def storage_bytes(config: Config) -> tuple[float, str]:
     for name in dict.fromkeys(each for stage in planned_stages(config) for each in stage.writes):
         column = columns.column(name)
         length = {"sequence": sequence, "response": response}.get(column.kind.value, 1)
-        width = config.distillation.top_k if column.trailing and config.distillation.loss.endswith("_topk") else 1
-        per_row += _SIZES.get(column.dtype, 4) * length * width
+        width = hidden_width(config) if name == "teacher_hidden" else facts.features(config).teacher_top_k
+        item = BYTES[facts.compute_dtype(config)] if name == "teacher_hidden" else _SIZES.get(column.dtype, 4)
+        per_row += item * length * ((width or 1) if column.trailing else 1)
     sessions = rows_per_step(config)
     rows = sessions * config.rollout.max_trajectories + -sessions % required_multiple(config)
     return rows * per_row, f"rows × Σ columns = {rows:,} × {per_row:,}"
@@ -204,5 +202,5 @@ def _files(config: Config, name: str) -> Iterator[tuple[str, str]]:
         yield f"{folder}/trajectories/", f"every {config.logging.trajectories} steps"
     if config.checkpoint.export:
         shape = model_shape(config)
-        weights = f", about {size(shape.parameters * BYTES[_dtype(config)])}" if shape else ""
+        weights = f", about {size(shape.parameters * BYTES[facts.compute_dtype(config)])}" if shape else ""
         yield f"{folder}/export/hf/", f"the final weights as a Hugging Face folder{weights}"

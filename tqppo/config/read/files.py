@@ -161,6 +161,8 @@ def syntax_fix(span: Span) -> str:
     """A fix for the most common TOML mistakes; empty for others."""
     name, _, value = span.text.partition("=")
     value = value.split("#", 1)[0].strip()
+    if span.text.lstrip().startswith("[") and span.text.split("#", 1)[0].rstrip().endswith("]"):
+        return "a table is written once: give this one another name, or put its keys below the first"
     if span.text.lstrip().startswith("["):
         return "write a table's name in brackets, alone on its line: [actor]"
     if "=" not in span.text:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from tqppo.config.diagnostics import Diagnostic, Span
 from tqppo.config.read.assignment import KeyAssignment, SettingsLayer
 from tqppo.config.read.spans import parse_key, parse_value
+from tqppo.config.schema import setting_of
 
 ENV_PREFIX = "TQPPO__"
 
@@ -38,12 +39,23 @@ def _override(text: str, number: int) -> KeyAssignment | Diagnostic:
     start = len(name) + 2 + len(raw) - len(raw.lstrip())
     value_span = Span("--set", number, start, max(1, len(raw.strip())), text)
     try:
-        value, unquoted = read_value(raw)
+        value, unquoted = _text_or_value(path, raw)
     except ValueError as error:
         message = f"--set {name}: not a TOML value: {error}"
         fix = 'quote the whole argument for the shell: --set \'data.train=["a.jsonl", "b.jsonl"]\''
         return Diagnostic("error", "E012", message, value_span, name, found=raw, fix=fix)
     return KeyAssignment(path, value, key_span, value_span, (), unquoted)
+
+
+def _text_or_value(path: tuple[str, ...], raw: str) -> tuple[object, str | None]:
+    """The value; for a setting that takes only text, `{prompt} and more` is that text."""
+    try:
+        return read_value(raw)
+    except ValueError:
+        setting = setting_of(".".join(path))
+        if setting is None or not setting.takes_only_text or raw.strip()[:1] != "{":
+            raise
+        return raw.strip(), raw.strip()
 
 
 def read_value(raw: str) -> tuple[object, str | None]:

@@ -15,16 +15,16 @@ class Replacement:
 
 
 REMOVED = "removed"
+STANDALONE = (
+    "teachers always have a pool of their own; delete this key and set distillation.nodes and "
+    "distillation.gpus_per_node"
+)
 
-# Full dotted names or endings of them; `replacement_of` takes the longest that matches.
+# Full dotted names or endings of them; `replacement_of` takes the longest that matches. `teacher` stands for the table
+# of any teacher.
 REPLACEMENTS: dict[str, Replacement] = {
     # distillation, as older examples write it
-    "enable_resource_pool": Replacement(
-        REMOVED,
-        "distillation.nodes",
-        "teachers always have a pool of their own; delete this key and set distillation.nodes and "
-        "distillation.gpus_per_node",
-    ),
+    "enable_resource_pool": Replacement(REMOVED, "distillation.nodes", STANDALONE),
     "teacher_model": Replacement(REMOVED, "teachers", "each teacher is a table of its own: [teachers.NAME] path = …"),
     "teacher_models": Replacement("verl", "teachers", "each teacher is a table of its own: [teachers.NAME] path = …"),
     "distillation.teachers": Replacement(
@@ -33,6 +33,18 @@ REPLACEMENTS: dict[str, Replacement] = {
     "distillation.num_workers": Replacement(
         REMOVED, "teachers", "scoring runs on the teachers' engines: set replicas in [teachers.NAME]"
     ),
+    "distillation.colocate": Replacement(REMOVED, "distillation.nodes", STANDALONE),
+    "distillation.share_gpus": Replacement(REMOVED, "distillation.nodes", STANDALONE),
+    "teacher.colocate": Replacement(REMOVED, "distillation.nodes", STANDALONE),
+    "teacher.enable_sleep_mode": Replacement(REMOVED, "", "teachers never sleep: delete this key"),
+    "teacher.free_cache_engine": Replacement(REMOVED, "", "teachers never sleep: delete this key"),
+    "teacher.temperature": Replacement(REMOVED, "", "teachers always score at temperature 1: delete this key"),
+    "teacher.key": Replacement("verl", "teachers.*.match", "a list of values of distillation.route_by"),
+    "teacher.model_path": Replacement("verl", "teachers.*.path"),
+    "teacher.num_replicas": Replacement("verl", "teachers.*.replicas"),
+    "teacher.tensor_model_parallel_size": Replacement("verl", "teachers.*.tensor_parallel"),
+    "teacher.gpu_memory_utilization": Replacement("verl", "teachers.*.memory_fraction"),
+    "teacher.max_model_len": Replacement("verl", "teachers.*.max_context_tokens"),
     "distillation.enabled": Replacement("verl", "mode", 'write mode = "distill" at the top'),
     "distillation.nnodes": Replacement("verl", "distillation.nodes"),
     "distillation.n_gpus_per_node": Replacement("verl", "distillation.gpus_per_node"),
@@ -44,6 +56,12 @@ REPLACEMENTS: dict[str, Replacement] = {
         "verl", "distillation.update", 'write update = "policy_gradient" or "supervised"'
     ),
     "distillation_loss.distillation_loss_coef": Replacement("verl", "distillation.coef"),
+    "distillation_loss.use_chunked_topk": Replacement(
+        "verl", "", "top-k losses are always computed in chunks; delete this key"
+    ),
+    "distillation_loss.chunked_topk_chunk_size": Replacement(
+        "verl", "", "top-k losses are always computed in chunks; delete this key"
+    ),
     "distillation_loss.loss_max_clamp": Replacement("verl", "distillation.loss_max"),
     "distillation_loss.log_prob_min_clamp": Replacement("verl", "distillation.logprob_min"),
     # verl
@@ -186,6 +204,8 @@ REPLACEMENTS: dict[str, Replacement] = {
 def replacement_of(path: tuple[str, ...]) -> Replacement | None:
     """The replacement of a key, or of a table above it: the longest known ending decides."""
     names = [part.replace("-", "_") for part in path]
+    if names[0] == "teachers" and len(names) > 2:
+        names[:2] = ["teacher"]
     for end in range(len(names), 0, -1):
         for start in range(end):
             known = REPLACEMENTS.get(".".join(names[start:end]))

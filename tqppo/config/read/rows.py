@@ -66,6 +66,8 @@ def _look_up(table: Mapping[str, object], column: str) -> object:
 
 def _scan(path: Path, column: str, value_of: Callable[[Mapping[str, object]], object]) -> Values | None:
     """Looks at every row within the limits. None if the file cannot be read: loading the dataset reports why."""
+    if not path.is_file():
+        return None
     found = Values()
     try:
         for where, row in _parquet(path, column, found) if path.suffix == ".parquet" else _jsonl(path, found):

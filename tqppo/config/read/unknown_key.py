@@ -41,6 +41,8 @@ def _replacements(one: KeyAssignment) -> Iterator[tuple[tuple[str, ...], Replace
 def _replaced(one: KeyAssignment, key: str, known: Replacement) -> UnknownKey:
     sibling = f"{one.path[0]}.{known.key.rpartition('.')[2]}"  # critic.learning_rate is critic.lr, not actor.lr
     known = replace(known, key=sibling) if sibling in settings() else known
+    if one.path[0] == "teachers" and len(one.path) > 1:
+        known = replace(known, key=known.key.replace("*", one.path[1]))
     if known.tool == REMOVED:
         message, fix = f"{key} was removed", known.hint
     else:

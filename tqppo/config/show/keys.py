@@ -11,7 +11,14 @@ from functools import cache
 from pathlib import Path
 
 from tqppo import dataflow
-from tqppo.builtin import AGENTS
+from tqppo.builtin import AGENTS, TASKS
+
+_TASKS = tuple(f"task:{name}" for name in TASKS)
+BEGINNINGS = {  # words that a value may be, beside paths
+    "teachers.*.path": ("student", *_TASKS),
+    "data.train": _TASKS,
+    "rollout.agent": AGENTS,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +39,12 @@ def values_of(name: str) -> tuple[str, ...]:
     if parts[0] == "teachers" and len(parts) == 3:
         parts[1] = "*"
     wanted = ".".join(parts)
-    if wanted == "rollout.agent":
-        return AGENTS
     if parts[-1] == "backend":
         from tqppo import plugins
 
         return tuple(plugins.names("storage" if parts[0] == "storage" else "rollout"))
+    if wanted in BEGINNINGS:
+        return BEGINNINGS[wanted]
     return next((key.values for key in all_keys() if key.name == wanted), ())
 
 

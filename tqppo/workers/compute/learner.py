@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,14 +37,24 @@ class Selection:
 class Tokens:
     """The counted tokens of one micro-batch: N of them, in `lengths` [b] per row."""
 
-    response: Mapping[str, Tensor]
-    places: Tensor
-    mask: Tensor  # [N], all true
+    rows: FlatRows
+    row: Tensor  # [N] row of each token in `rows`
+    places: Tensor  # [N] in response columns
+    mask: Tensor  # [N], all true unless a term of the loss counts fewer
     lengths: Tensor
     session_weights: Tensor | None  # [b]
 
     def column(self, name: str) -> Tensor:
-        return self.response[name][self.places].to(self.mask.device)
+        """A response column's values for these tokens: [N, …]."""
+        return self.rows.response[name][self.places].to(self.mask.device)
+
+    def sequence_column(self, name: str) -> Tensor:
+        """A sequence column's values at the positions that these tokens follow: [N, …]."""
+        return self.rows.sequence[name][self.rows.positions(self.row, self.places)].to(self.mask.device)
+
+    def row_column(self, name: str) -> Tensor:
+        """The value of each token's row: [N, …]."""
+        return self.rows.row[name][self.row].to(self.mask.device)
 
 
 class Learner(Worker):
@@ -79,7 +89,8 @@ class Learner(Worker):
     def tokens(self, rows: FlatRows, micro: MicroBatch) -> Tokens:
         weights = rows.row.get("session_weight")
         return Tokens(
-            rows.response,
+            rows,
+            micro.rows.cpu()[micro.row.cpu()],
             micro.places.cpu(),
             torch.ones_like(micro.targets, dtype=torch.bool),
             torch.bincount(micro.row, minlength=len(micro.rows)),

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tqppo.algorithms.layout import to_nested
+from tqppo import columns
+from tqppo.algorithms.layout import response_positions, to_nested
 from tqppo.workers.compute import shared_prompts
 from tqppo.workers.compute.shared_prompts import spans
 
@@ -30,34 +31,51 @@ class FlatRows:
     response_starts: Tensor  # [B]
     response_lengths: Tensor  # [B], R
     response: Mapping[str, Tensor]  # name → [ΣR, …]
+    sequence: Mapping[str, Tensor]  # name → [ΣS, …] laid out as `tokens`; the entry of a token is about the next one
     row: Mapping[str, Tensor]  # name → [B, …]
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     @staticmethod
-    def of(columns: Mapping[str, Tensor]) -> FlatRows:
+    def of(given: Mapping[str, Tensor]) -> FlatRows:
         """Flatten columns as the queue returns them: jagged nested tensors, and dense ones for values per row."""
-        tokens = columns["tokens"]
+        tokens = given["tokens"]
         starts, lengths = _extents(tokens)
-        response_starts, response_lengths = _extents(columns["response_mask"])
+        response_starts, response_lengths = _extents(given["response_mask"])
         assert bool((lengths > response_lengths).all()), "a row needs at least one prompt token"
-        response = {name: c.values() for name, c in columns.items() if c.is_nested and name != "tokens"}
-        total = int(response_lengths.sum())
-        wrong = {name: len(values) for name, values in response.items() if len(values) != total}
-        assert not wrong, f"response columns of other lengths than response_mask's {total}: {wrong}"
-        row = {name: c for name, c in columns.items() if not c.is_nested}
-        return FlatRows(tokens.values(), starts, lengths, response_starts, response_lengths, response, row)
+        nested = {name: c.values() for name, c in given.items() if c.is_nested and name != "tokens"}
+        sequence = {name: values for name, values in nested.items() if _is_per_position(name)}
+        response = {name: values for name, values in nested.items() if name not in sequence}
+        for layout, total in ((sequence, int(lengths.sum())), (response, int(response_lengths.sum()))):
+            wrong = {name: len(values) for name, values in layout.items() if len(values) != total}
+            assert not wrong, f"columns of other lengths than the rows' total of {total}: {wrong}"
+        row = {name: c for name, c in given.items() if not c.is_nested}
+        return FlatRows(tokens.values(), starts, lengths, response_starts, response_lengths, response, sequence, row)
 
     def jagged(self, values: Tensor) -> Tensor:
         """A response column [ΣR] as a jagged nested tensor."""
         return to_nested(values, self.response_lengths)
+
+    def response_tokens(self) -> Tensor:
+        """The tokens of the responses: [ΣR]."""
+        return self.tokens[response_positions(self.lengths, self.response_lengths) + 1]
+
+    def positions(self, row: Tensor, places: Tensor) -> Tensor:
+        """Positions in sequence columns [ΣS] that are about these response tokens, given by row and place: [N] each."""
+        before = self.starts[row] + self.lengths[row] - self.response_lengths[row] - 1
+        return before + places - self.response_starts[row]
 
     def count(self, flags: Tensor) -> Tensor:
         """Number of set flags of each row: [ΣR] bool → [B] int64."""
         counts = torch.zeros(len(self), dtype=torch.int64)
         row = torch.repeat_interleave(torch.arange(len(self)), self.response_lengths)
         return counts.index_add_(0, row, flags.to(torch.int64))
+
+
+def _is_per_position(name: str) -> bool:
+    declared = columns.declared().get(name)
+    return declared is not None and declared.kind is columns.Kind.SEQUENCE
 
 
 def _extents(column: Tensor) -> tuple[Tensor, Tensor]:

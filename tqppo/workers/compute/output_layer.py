@@ -31,8 +31,8 @@ class OutputLayer:
 
     @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden [N, H], after the model's last normalisation → [N, V] in float32."""
-        inputs = hidden.to(self.weight.device, self.weight.dtype)
+        """hidden [N, H], after the model's last normalisation → [N, V] in float32. Zeros beyond H are cut off."""
+        inputs = hidden[:, : self.weight.shape[1]].to(self.weight.device, self.weight.dtype)
         return self.transform(functional.linear(inputs, self.weight, self.bias)).float()
 
 

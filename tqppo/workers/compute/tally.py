@@ -67,18 +67,20 @@ class Tally:
     num_without_signal: int = 0
 
     def add(self, loss: Loss, tokens: float) -> None:
-        means, extremes = loss.figures.means, loss.figures.extremes
-        pairs = [number for pair in means.values() for number in pair]
-        tensors = [*loss.parts.values(), *loss.sums.values(), *pairs, *extremes.values()]
-        numbers = iter(torch.stack([each.detach().float() for each in tensors]).tolist())  # one copy from the device
+        numbers = iter(_numbers([*loss.parts.values(), *loss.sums.values()]))
         for name in loss.parts:
             self.totals[name] += next(numbers)
         for name in loss.sums:
             self.totals[name] += next(numbers) / tokens
-        for name in means:
+        self.add_figures(loss.figures)
+
+    def add_figures(self, figures: Figures) -> None:
+        pairs = [number for pair in figures.means.values() for number in pair]
+        numbers = iter(_numbers([*pairs, *figures.extremes.values()]))
+        for name in figures.means:
             self.sums[name] += next(numbers)
             self.counts[name] += next(numbers)
-        for name in extremes:
+        for name in figures.extremes:
             self.extremes[name] = farther(name, self.extremes.get(name, nothing(name)), next(numbers))
 
     def joined(self, report: Report, gather: Gather) -> Metrics:
@@ -96,10 +98,15 @@ class Tally:
         return metrics | {name: value for name, value in extremes.items() if value != nothing(name)}
 
 
+def _numbers(tensors: Sequence[Tensor]) -> list[float]:
+    """The values of scalar tensors, in one copy from the device."""
+    return torch.stack([each.detach().float() for each in tensors]).tolist() if tensors else []
+
+
 def farther(name: str, *values: float) -> float:
-    return min(values) if name.endswith("_min") else max(values)
+    return min(values) if name.endswith("min") else max(values)
 
 
 def nothing(name: str) -> float:
     """The smallest or largest of no values."""
-    return math.inf if name.endswith("_min") else -math.inf
+    return math.inf if name.endswith("min") else -math.inf

@@ -1,0 +1,174 @@
+"""The teachers of a run as the driver sees them: start their replicas, compare these with each other, take them down.
+
+Teachers are standalone: they never sleep and get no weights. Rollout workers call them directly, by `routes`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.actor import ActorProxy
+
+from tqppo.errors import CheckpointError, EngineError, PreflightError
+from tqppo.queue.client import Queue
+from tqppo.ray_calls import call, close_all, results
+from tqppo.rollout.teachers.client import TeacherRoute, TeacherRoutes
+from tqppo.rollout.teachers.worker import ReadyTeacher, TeacherSpec, TeacherWorker
+
+START_GRACE_S = 60.0  # for Ray to start a process, on top of the engine's own deadline
+CLOSE_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class TeacherSetup:
+    """One teacher: its replicas, the rows that it scores, and how patient its callers are."""
+
+    spec: TeacherSpec
+    replicas: int = 1
+    endpoints: tuple[str, ...] = ()
+    match: tuple[str, ...] = ()
+    prompt: str = ""
+    is_deterministic: bool = True
+    timeout_s: float = 120.0
+    retries: int = 2
+    tolerance: float = 1e-3  # of mean log-probabilities: of one replica asked twice, and between replicas
+    cpus: float = 1.0
+    gpus: float = 0.0
+
+    def specs(self) -> list[TeacherSpec]:
+        """The spec of each replica."""
+        engine, name = self.spec.engine, self.spec.name
+        return [
+            replace(self.spec, engine=replace(engine, name=f"teacher-{name}-{i}", endpoint=endpoint))
+            for i, endpoint in enumerate(self.endpoints or [""] * self.replicas)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """How rows are spread over the teachers; see `TeacherRoutes`."""
+
+    column: str = ""
+    batch_rows: int = 32
+    drops_groups: bool = False
+
+
+class TeacherPool:
+    """One Ray actor per replica of each teacher. Ray makes a replica that died anew, as often as its engine may be."""
+
+    def __init__(self, setups: Sequence[TeacherSetup], queue: Queue, routing: Routing) -> None:
+        self.setups, self.queue, self.routing = list(setups), queue, routing
+        self.workers: list[list[ActorProxy[TeacherWorker]]] = []
+        self.replicas: list[list[ReadyTeacher]] = []
+
+    def start(self) -> None:
+        self.workers = [[self._make(setup, spec) for spec in setup.specs()] for setup in self.setups]
+        self.starting = [[call(worker, TeacherWorker.start) for worker in group] for group in self.workers]
+
+    def _make(self, setup: TeacherSetup, spec: TeacherSpec) -> ActorProxy[TeacherWorker]:
+        make = ray.remote(TeacherWorker).options(
+            num_cpus=setup.cpus,
+            num_gpus=setup.gpus,
+            max_concurrency=1000,
+            max_restarts=spec.engine.max_restarts,
+            max_task_retries=0,
+        )
+        return make.remote(spec, self.queue)
+
+    def ready(self) -> None:
+        """Wait until every replica can score, and check that the replicas of a teacher say the same."""
+        self.replicas = []
+        for setup, starting in zip(self.setups, self.starting, strict=True):
+            name, timeout_s = setup.spec.name, setup.spec.engine.start_timeout_s + START_GRACE_S
+            found = results(starting, timeout_s, f"starting teacher {name}", died=EngineError)
+            check_agreement(setup, found)
+            self.replicas.append(found)
+
+    def routes(self) -> TeacherRoutes:
+        widths = [replica.hidden_size for group in self.replicas for replica in group]
+        return TeacherRoutes(
+            teachers=tuple(
+                TeacherRoute(
+                    name=setup.spec.name,
+                    index=index,
+                    replicas=tuple(workers),
+                    logs=tuple(_log_of(spec) for spec in setup.specs()),
+                    match=setup.match,
+                    prompt=setup.prompt,
+                    is_deterministic=setup.is_deterministic,
+                    timeout_s=setup.timeout_s,
+                    retries=setup.retries,
+                )
+                for index, (setup, workers) in enumerate(zip(self.setups, self.workers, strict=True))
+            ),
+            column=self.routing.column,
+            batch_rows=self.routing.batch_rows,
+            drops_groups=self.routing.drops_groups,
+            hidden_width=max(widths, default=0),
+        )
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps of the teachers: what identifies each."""
+        return {
+            setup.spec.name: {"fingerprint": found[0].fingerprint, "probe": found[0].probes[0]}
+            for setup, found in zip(self.setups, self.replicas, strict=True)
+        }
+
+    def check_state(self, saved: Mapping[str, Any]) -> None:
+        """Refuse to go on with other teachers than those of the checkpoint."""
+        own = {setup.spec.name: (setup, found[0]) for setup, found in zip(self.setups, self.replicas, strict=True)}
+        changed = sorted(own.keys() ^ saved.keys())
+        changed += [name for name in sorted(own.keys() & saved.keys()) if _differs(*own[name], saved[name])]
+        if changed:
+            models = {name: setup.spec.engine.model for name, (setup, _) in own.items()}
+            named = ", ".join(f"{name} ({models[name]})" if name in models else name for name in changed)
+            raise CheckpointError(
+                f"other teachers than those of the checkpoint: {named}. A resumed run must learn from the same models; "
+                "put them back, or start a new run"
+            )
+
+    def close(self) -> None:
+        """Close every replica, and kill those that do not close in time."""
+        close_all([worker for group in self.workers for worker in group], TeacherWorker.close, CLOSE_TIMEOUT_S)
+        self.workers = []
+
+
+def _log_of(spec: TeacherSpec) -> str:
+    return str(Path(spec.engine.log_dir) / f"{spec.engine.name}.log") if spec.engine.log_dir else ""
+
+
+def _differs(setup: TeacherSetup, now: ReadyTeacher, saved: Mapping[str, Any]) -> bool:
+    """By the files where both are known; otherwise by what the teacher says of the fixed sequence."""
+    if now.fingerprint and saved["fingerprint"]:
+        return bool(now.fingerprint != saved["fingerprint"])
+    return distance(now.probes[0], saved["probe"]) > setup.tolerance
+
+
+def check_agreement(setup: TeacherSetup, replicas: Sequence[ReadyTeacher]) -> None:
+    """Raise `PreflightError` unless each replica says the same twice, and all replicas the same as the first."""
+    first, name = replicas[0], setup.spec.name
+    for number, replica in enumerate(replicas):
+        once, again = replica.probes
+        if (apart := distance(once, again)) > setup.tolerance:
+            raise PreflightError(
+                f"teacher {name}, replica {number}: asked twice for the same tokens, its log-probabilities differ by "
+                f"{apart:.2g} in the mean (allowed: {setup.tolerance:g}). Its noise would be what the student learns"
+            )
+        if replica.fingerprint != first.fingerprint:
+            raise PreflightError(f"teacher {name}: replicas 0 and {number} have different model files")
+        if (apart := distance(first.probes[0], once)) > setup.tolerance:
+            raise PreflightError(
+                f"teacher {name}: replicas 0 and {number} differ by {apart:.2g} in the mean of their log-probabilities "
+                f"of the same tokens (allowed: {setup.tolerance:g}). Do they serve the same model in the same type?"
+            )
+
+
+def distance(one: Sequence[float], other: Sequence[float]) -> float:
+    """Mean absolute difference; infinite if the lengths differ."""
+    if len(one) != len(other):
+        return float("inf")
+    return sum(abs(a - b) for a, b in zip(one, other, strict=True)) / max(1, len(one))

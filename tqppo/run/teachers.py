@@ -1,0 +1,93 @@
+"""Finds or makes the models of a run's teachers. `build` calls it before any of them starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import ray
+
+from tqppo import space
+from tqppo.config import facts
+from tqppo.config.sections import Config
+from tqppo.data.prompts import DataSpec, demonstrations
+from tqppo.run import configure
+from tqppo.tiny.teachers import TaskRows, TeacherProgress, TeacherRecipe, cache_folder, find_teacher, make_teacher
+
+# Shows the user what takes time; what it yields shows how far that is.
+Announce = Callable[[str], AbstractContextManager[Callable[[str], None]]]
+POLL_S = 0.5
+REPORT_EVERY = 10  # steps
+
+
+def prepare_teachers(config: Config, student: str, work: Path, announce: Announce) -> dict[str, str]:
+    """The folder or hub name of each teacher's model. `student` is that of the student, `work` a folder of this run.
+
+    A teacher that is made for a task is trained here, unless the user's cache has it; all of them at once.
+    """
+    if not facts.has_teachers(config):
+        return {}
+    known = facts.named_models(config) | dict.fromkeys(facts.student_teachers(config), student)
+    tasks = facts.task_teachers(config)
+    recipe, rows = configure.teacher_recipe(config), {name: task_rows(config, task) for name, task in tasks.items()}
+    folder = cache_folder()
+    found = {name: find_teacher(task, recipe, rows[name], folder) for name, task in tasks.items()}
+    missing = {name: tasks[name] for name, path in found.items() if path is None}
+    if missing:
+        with announce(f"making teachers: {', '.join(missing)}") as show:
+            made = _make(missing, recipe, rows, folder, work, show)
+    else:
+        made = {}
+    paths = known | {name: path for name, path in found.items() if path is not None} | made
+    return {name: paths[name] for name in config.teachers}
+
+
+def task_rows(config: Config, task: str) -> TaskRows:
+    spec = replace(DataSpec.of(config.data), train=f"{facts.TASK}{task}")
+    opened = partial(demonstrations, spec, seed=config.run.seed)
+    return TaskRows(training=opened, held_out=partial(opened, held_out=True))
+
+
+def _make(
+    tasks: Mapping[str, str],
+    recipe: TeacherRecipe,
+    rows: Mapping[str, TaskRows],
+    folder: Path,
+    work: Path,
+    show: Callable[[str], None],
+) -> dict[str, str]:
+    """Train each teacher in a process of its own; what they report is shown."""
+    work.mkdir(parents=True, exist_ok=True)
+    notes = {name: (work / f".{name}.progress").resolve() for name in tasks}
+    train = ray.remote(num_cpus=0)(train_teacher)
+    calls = {
+        train.remote(task, recipe, rows[name], str(folder), str(notes[name])): name for name, task in tasks.items()
+    }
+    pending = list(calls)
+    while pending:
+        done, pending = ray.wait(pending, num_returns=1, timeout=POLL_S)
+        ray.get(done)  # raises what a training raised
+        show(", ".join(f"{name} {_note(path)}" for name, path in notes.items()))
+    for path in notes.values():
+        path.unlink(missing_ok=True)
+    return {name: ray.get(reference) for reference, name in calls.items()}
+
+
+def train_teacher(task: str, recipe: TeacherRecipe, rows: TaskRows, folder: str, note: str) -> str:
+    """Runs in a process of its own, and writes into `note` how far it is."""
+
+    def report(progress: TeacherProgress) -> None:
+        if progress.step % REPORT_EVERY == 0:
+            space.write_whole(Path(note), f"step {progress.step}, {progress.accuracy:.0%} right".encode())
+
+    return make_teacher(task, recipe, rows, Path(folder), report)
+
+
+def _note(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return "…"
