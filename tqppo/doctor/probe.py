@@ -158,9 +158,7 @@ def _has_teachers_here(context: Context) -> bool:
     return bool(teachers) and (attaches or not config.cluster.address)
 
 
-def _teachers(
-    context: Context, tokenizer: PreTrainedTokenizerBase, tell: Callable[[str], None]
-) -> list[Diagnostic]:
+def _teachers(context: Context, tokenizer: PreTrainedTokenizerBase, tell: Callable[[str], None]) -> list[Diagnostic]:
     from tqppo.doctor.teachers import try_teachers
 
     def trials() -> Iterator[Diagnostic]:

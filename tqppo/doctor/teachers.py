@@ -138,7 +138,9 @@ async def _trial(
         await engine.start()
         for each in answers:
             chat = config.data.chat_template
-            prompt = own_prompt(template, each.prompt, tokenizer, chat_template=chat) if template else each.prompt.tokens
+            prompt = (
+                own_prompt(template, each.prompt, tokenizer, chat_template=chat) if template else each.prompt.tokens
+            )
             tokens, start = [*prompt, *each.completion.tokens], len(prompt) - 1
             first, second = [
                 await engine.score(tokens, features.teacher_top_k, start=start, hidden=features.teacher_hidden)

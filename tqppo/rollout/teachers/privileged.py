@@ -6,7 +6,7 @@ The rollout worker renders it as the dataset renders prompts, and the teacher sc
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from string import Formatter
 
 from tqppo.data.dataset import Message
