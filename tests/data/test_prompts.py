@@ -12,7 +12,7 @@ import pytest
 
 from tqppo.data import prompts
 from tqppo.data.dataset import Keys, load
-from tqppo.data.prompts import DataSpec, PromptSet, Sampler
+from tqppo.data.prompts import DataSpec, Prompt, PromptSet, Sampler
 from tqppo.errors import CheckpointError, DataError, PreflightError, UsageError
 from tqppo.tiny.model import byte_tokenizer
 
@@ -268,3 +268,10 @@ def test_demonstrations_are_training_rows_with_their_answers() -> None:
     messages, answer = found[3]
     assert "".join(sorted(messages[0]["content"])) == answer
     assert len(list(found)) == 4
+
+
+def test_a_further_column_is_found_by_its_name_or_path() -> None:
+    prompt = Prompt("p0", 0, [1], None, "s", {"topic": "math", "meta": {"level": {"name": "hard"}}}, "1")
+    assert prompt.column("topic") == prompt.column("extra_info.topic") == "math"
+    assert prompt.column("meta.level.name") == "hard"
+    assert prompt.column("meta.other") is prompt.column("topic.x") is prompt.column("none") is None

@@ -188,3 +188,26 @@ def test_shares_add_up_and_small_ones_are_joined() -> None:
     assert [name for name, _ in parts] == ["gen", "update", "pad", "other"]
     assert sum(share for _, share in parts) == pytest.approx(1.0)
     assert sum(charts.widths([share for _, share in parts], 77)) == 77
+
+
+def test_the_progress_of_a_stage_is_shown_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    console = _console()
+    display = Display("x", console=console)
+    with display.stage("making teachers") as show:
+        show("step 10")
+        monkeypatch.setattr("tqppo.display.display.PROGRESS_EVERY_S", 0.0)
+        show("step 20")
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "step 10" not in text
+    assert "making teachers: step 20" in text
+
+
+def test_the_progress_of_a_stage_is_part_of_its_line_on_a_terminal() -> None:
+    console = Console(file=io.StringIO(), width=80, force_terminal=True)
+    display = Display("x", console=console)
+    with display, display.stage("making teachers") as show:
+        show("step 10")
+        deadline = time.monotonic() + 10
+        while "making teachers: step 10" not in console.file.getvalue():  # type: ignore[attr-defined]
+            assert time.monotonic() < deadline
+            time.sleep(0.05)

@@ -53,9 +53,12 @@ def queue() -> Iterator[Queue]:
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("case", OVERRIDES)
 def test_roles_stages_and_columns_of_the_plan_are_those_of_the_run(queue: Queue, preset: str, case: str) -> None:
-    overrides = [*OVERRIDES[case], "data.batch_size=4", "actor.mini_batch_size=4"]
-    if facts.has_critic(compile_config(preset, environ={}).draft):
-        overrides.append("critic.mini_batch_size=4")
+    overrides = [*OVERRIDES[case], "data.batch_size=8", "actor.mini_batch_size=8"]
+    config = compile_config(preset, environ={}).draft
+    if facts.has_critic(config):
+        overrides.append("critic.mini_batch_size=8")
+    if OVERRIDES[case] and facts.has_teachers(config):  # most settings of the algorithm concern the task's reward
+        overrides += ["distillation.task_reward=true", "rollout.group_size=2"]
     run = fake_run(queue, preset, *overrides)
     metrics = run.trainer.step(max(1, run.config.critic.warmup_only_steps + 1))
     plan = make_plan(compile_config(preset, [], overrides, {}))

@@ -15,6 +15,7 @@ import pytest
 from trainers.fakes import fake_run
 
 from tqppo import columns, dataflow, plugins
+from tqppo.metrics.events import Event, NothingToTrain
 from tqppo.queue.client import Queue
 from tqppo.trainers import distill, ppo
 
@@ -135,6 +136,14 @@ def test_a_batch_is_padded_and_cut_into_equal_mini_batches(queue: Queue) -> None
     assert metrics["actor/mini_batches"] == 2.0
 
 
+def test_a_step_whose_mini_batches_have_nothing_to_train_says_so(queue: Queue) -> None:
+    events: list[Event] = []
+    run = fake_run(queue, None, *SMALL, report=events.append)
+    run.actor.metrics = {"padding/all_padding": 2.0}
+    run.trainer.step(3)
+    assert events == [NothingToTrain(3, "actor", 2)]
+
+
 def test_with_lora_the_reference_is_the_actor_unless_a_path_is_set(queue: Queue) -> None:
     kl = ("model.lora_rank=4", "algorithm.kl_loss=k3", "algorithm.kl_loss_coef=0.1")
     run = fake_run(queue, None, *SMALL, *kl)
@@ -190,6 +199,9 @@ def step_lines(mode: dataflow.Mode) -> list[tuple[str, str]]:
 
 
 OPTIONAL = {
+    "turn_ends",
+    "turn_rewards",
+    "turn_anchors",
     "baseline_reward",
     "sum_pi_squared",
     "loss_mask",

@@ -33,6 +33,13 @@ class Prompt:
     text: str
     messages: list[Message] = field(default_factory=list)
 
+    def column(self, name: str) -> object:
+        """The value of a further column of the row, None if it has none; a dot goes into a nested column."""
+        value: object = self.extra
+        for part in name.removeprefix("extra_info.").split("."):
+            value = value.get(part) if isinstance(value, Mapping) else None
+        return value
+
 
 @dataclass(frozen=True, slots=True)
 class DataSpec:

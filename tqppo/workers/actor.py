@@ -134,7 +134,7 @@ class Actor(Learner):
         )
 
     def probe(self, tokens: Sequence[int]) -> list[float]:
-        """Log-probability of each next token of one sequence, untempered: what an engine must say of it too."""
+        """Log-probability of each next token of one sequence, untempered. The engines must return the same."""
         sequence = torch.tensor(tokens)
         rows = {
             "tokens": torch.nested.nested_tensor([sequence], layout=torch.jagged),

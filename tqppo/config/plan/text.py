@@ -9,7 +9,7 @@ from tqppo.config.plan.plan import Plan, PlannedRole
 
 
 def plan_text(plan: Plan, *, formulas: bool = False) -> str:
-    lines = [*_head(plan), "", *_step(plan), "", *_roles(plan, formulas), "", *_files(plan)]
+    lines = [*_head(plan), "", *_step(plan), "", *_roles(plan, formulas), "", *_teachers(plan), *_files(plan)]
     if not formulas:
         lines += ["", "Memory is an estimate per process (activations ± 30 %); --explain shows the formulas."]
     return "\n".join(lines) + "\n"
@@ -48,6 +48,30 @@ def _roles(plan: Plan, formulas: bool) -> Iterator[str]:
         role = plan.roles[i - 1] if i else None
         for part in role.memory if role and formulas else ():
             yield f"    {part.name:<18} {size(part.num_bytes):>9}  {part.formula}"
+
+
+def _teachers(plan: Plan) -> Iterator[str]:
+    distillation = plan.distillation
+    if distillation is None:
+        return
+    reward = ", with the task's reward" if distillation.task_reward else ""
+    yield f"Distillation: {distillation.loss}, {distillation.update.replace('_', ' ')}{reward}"
+    sizes = distillation.bytes_per_token
+    if sizes:
+        columns = " + ".join(f"{name} {number}" for name, number in sizes.items())
+        total = f" = {sum(sizes.values())}" if len(sizes) > 1 else ""
+        yield f"        {columns}{total} bytes per token"
+    rows = [("teacher", "engine", "replicas", "devices", "context", "scores", "model")]
+    for each in distillation.teachers:
+        scores = f"{distillation.route_by} {', '.join(each.scores)}" if each.scores else "every row"
+        model = f"{each.model}, which reads {each.prompt!r}" if each.prompt else each.model
+        context = f"{each.context_tokens} tokens"
+        rows.append((each.name, each.engine, str(each.replicas), each.devices, context, scores, model))
+    widths = [max(len(row[i]) for row in rows) for i in range(6)]
+    for row in rows:
+        cells = "  ".join(f"{cell:<{width}}" for cell, width in zip(row[:6], widths, strict=True))
+        yield f"  {cells}  {row[6]}".rstrip()
+    yield ""
 
 
 def role_total(role: PlannedRole) -> str:

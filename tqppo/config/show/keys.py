@@ -11,6 +11,14 @@ from functools import cache
 from pathlib import Path
 
 from tqppo import dataflow
+from tqppo.builtin import AGENTS, TASKS
+
+_TASKS = tuple(f"task:{name}" for name in TASKS)
+BEGINNINGS = {  # words that a value may be, beside paths
+    "teachers.*.path": ("student", *_TASKS),
+    "data.train": _TASKS,
+    "rollout.agent": AGENTS,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +43,8 @@ def values_of(name: str) -> tuple[str, ...]:
         from tqppo import plugins
 
         return tuple(plugins.names("storage" if parts[0] == "storage" else "rollout"))
+    if wanted in BEGINNINGS:
+        return BEGINNINGS[wanted]
     return next((key.values for key in all_keys() if key.name == wanted), ())
 
 
