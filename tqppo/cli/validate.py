@@ -29,7 +29,8 @@ def validate(
     ] = "text",
     as_json: AsJson = False,
     probe: Annotated[
-        bool, typer.Option("--probe", help="Also load tokenizer, data, reward function; try teachers; look for engines.")
+        bool,
+        typer.Option("--probe", help="Also load tokenizer, data, reward function; try teachers; look for engines."),
     ] = False,
     explain: Annotated[bool, typer.Option("--explain", help="Show how the memory estimates are computed.")] = False,
     verbose: Verbose = 0,
@@ -64,9 +65,7 @@ def _probe(compilation: Compilation, tell: Callable[[str], None]) -> list[Diagno
     return probe(compilation, tell)
 
 
-def _as_text(
-    compilation: Compilation, found: list[Diagnostic], findings: list[str], explain: bool, level: int
-) -> None:
+def _as_text(compilation: Compilation, found: list[Diagnostic], findings: list[str], explain: bool, level: int) -> None:
     from tqppo.config.plan.plan import make_plan
     from tqppo.config.plan.text import plan_text
 

@@ -125,7 +125,7 @@ def _rewards(context: Context, samples: list[Prompt]) -> Iterator[Diagnostic]:
 
 
 def _vocabularies(context: Context, tokenizer: PreTrainedTokenizerBase) -> Iterator[Diagnostic]:
-    """Loads each teacher's tokenizer and compares it with the student's. Teachers that tqppo makes have the student's."""
+    """Compares each teacher's tokenizer with the student's. Teachers that tqppo makes have the student's own."""
     config = context.config
     for name in named_models(config) if has_teachers(config) else ():
         other, problems = _tokenizer(context, f"teachers.{name}.path")
@@ -147,9 +147,7 @@ def _has_teachers_here(context: Context) -> bool:
     return bool(teachers) and (attaches or not config.cluster.address)
 
 
-def _teachers(
-    context: Context, tokenizer: PreTrainedTokenizerBase, tell: Callable[[str], None]
-) -> list[Diagnostic]:
+def _teachers(context: Context, tokenizer: PreTrainedTokenizerBase, tell: Callable[[str], None]) -> list[Diagnostic]:
     from tqppo.doctor.teachers import try_teachers
 
     def trials() -> Iterator[Diagnostic]:

@@ -13,7 +13,6 @@ from pathlib import Path
 from tqppo import dataflow
 from tqppo.builtin import TASKS
 
-
 _TASKS = tuple(f"task:{name}" for name in TASKS)
 BEGINNINGS = {"teachers.*.path": ("student", *_TASKS), "data.train": _TASKS}  # words that a value may be, beside paths
 
