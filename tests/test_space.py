@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tqppo.errors import OutOfSpace
-from tqppo.space import allocate, explained
+from tqppo.space import allocate, explained, full_disk
 
 SCRIPT = Path(__file__).with_name("full_disk.py")
 
@@ -50,6 +50,26 @@ def test_a_file_over_the_limit_is_refused_with_the_figures_and_leaves_nothing(tm
 def test_other_errors_pass_unchanged(tmp_path: Path) -> None:
     with pytest.raises(PermissionError), explained(tmp_path, 1):
         raise PermissionError(errno.EACCES, "no")
+
+
+class FromWorker(OSError):
+    """Like Ray's wrapper of what a worker raised: it has no errno of its own."""
+
+    def __init__(self, cause: OSError) -> None:
+        super().__init__("a traceback")
+        self.cause = cause
+
+
+def test_a_full_disk_is_explained_wherever_the_error_comes_from(tmp_path: Path) -> None:
+    named = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(tmp_path / "x"))
+    copied = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/proc/version", None, str(tmp_path / "copy"))
+    for error in (named, FromWorker(named), copied):
+        assert str(full_disk(error)).startswith(f"{tmp_path} has no room for more: No space left on device;")
+    unnamed = full_disk(OSError(errno.EDQUOT, os.strerror(errno.EDQUOT)))
+    assert str(unnamed).startswith("a file system is full: Disk quota exceeded. Free: ")
+    assert "bytes in /dev/shm" in str(unnamed)
+    assert full_disk(PermissionError(errno.EACCES, "no")) is None
+    assert full_disk(OSError("odd")) is None
 
 
 @pytest.mark.slow

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from tqppo.queue.client import Queue
     from tqppo.queue.meta import BatchMeta, Jagged
     from tqppo.queue.storage import Storage, StorageSpec
-    from tqppo.rollout.loops.base import AgentLoop, Session, Trajectory
+    from tqppo.rollout.chat import Conversation
+    from tqppo.rollout.loops.base import AgentLoop
+    from tqppo.rollout.session import Session
+    from tqppo.rollout.trajectory import Trajectory
     from tqppo.run.start import resume, train
     from tqppo.trainers.stages import Stages, Trainer
 
@@ -35,7 +38,10 @@ _HOMES = {
     "queue.client": ("Queue",),
     "queue.meta": ("BatchMeta", "Jagged"),
     "queue.storage": ("Storage", "StorageSpec"),
-    "rollout.loops.base": ("AgentLoop", "Session", "Trajectory"),
+    "rollout.chat": ("Conversation",),
+    "rollout.loops.base": ("AgentLoop",),
+    "rollout.session": ("Session",),
+    "rollout.trajectory": ("Trajectory",),
     "run.start": ("resume", "train"),
     "trainers.stages": ("Stages", "Trainer"),
 }
@@ -47,6 +53,7 @@ __all__ = [
     "Column",
     "Compilation",
     "Completion",
+    "Conversation",
     "EngineSpec",
     "Features",
     "Jagged",

@@ -60,7 +60,7 @@ def declared() -> dict[str, Column]:
 
 
 def custom() -> tuple[Column, ...]:
-    """What was declared besides our own; queue handles carry these to other processes."""
+    """Columns that others declared besides those of tqppo; queue handles carry them to other processes."""
     return tuple(column for name, column in _DECLARED.items() if name not in _OWN)
 
 
@@ -78,6 +78,9 @@ def _declare_own() -> None:
         Column("teacher_logprobs", sequence, trailing=(None,)),  # of those; without teacher_ids of token t + 1 alone
         Column("teacher_hidden", sequence, "any", trailing=(None,)),  # input of its output head; 0 beyond its own size
         Column("teacher_index", row, "int64"),  # place of the row's teacher among those of the config
+        Column("turn_ends", Kind.RAGGED, "int64"),  # response tokens up to the end of each turn
+        Column("turn_rewards", Kind.RAGGED),
+        Column("turn_anchors", Kind.RAGGED, "int64"),  # hash of the state that each turn began in
         Column("old_logprobs", response),
         Column("sum_pi_squared", response),  # Σ p² over the vocabulary, of the old policy
         Column("ref_logprobs", response),
@@ -117,6 +120,8 @@ class RowTags(RowIdentity, total=False):
     weight_version: int
     source: str  # of the prompt's dataset
     extra: dict[str, float]  # further numbers of the reward function
+    metrics: dict[str, float]  # of the trajectory, by its agent loop
+    counts: dict[str, float]  # of the session, on its last row: tool calls and the like
     baseline: float  # reward of the prompt's greedy session
     is_padding: bool
     answer: str  # validation only: what the row answered, cut to a few characters
@@ -134,3 +139,5 @@ class PromptTags(TypedDict):
     order: int
     rows: int
     error: str  # of the first session that failed
+    failed_sessions: int  # after their retries
+    retries: int  # of its sessions, whether they helped or not

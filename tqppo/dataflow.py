@@ -31,6 +31,7 @@ class Features:
     has_session_weights: bool = False
     has_greedy_baseline: bool = False  # ReMax samples one greedy session per prompt
     has_token_baseline: bool = False  # the optimal token baselines weigh tokens by Σ p² of the old policy
+    credits_turns: bool = False  # rows say where their turns end, what each earned and in which state it began
     filters_groups: bool = False
     has_teachers: bool = False
     teacher_top_k: int = 0  # tokens of the teacher's distribution per position; 0: the sampled token only
@@ -104,6 +105,9 @@ GENERATE = Stage(
         "rollout_logprobs",
         "reward",
         baseline_reward=lambda f: f.has_greedy_baseline,
+        turn_ends=lambda f: f.credits_turns,
+        turn_rewards=lambda f: f.credits_turns,
+        turn_anchors=lambda f: f.credits_turns,
         **_TEACHER_COLUMNS,
     ),
 )
@@ -143,6 +147,9 @@ ESTIMATE = Stage(
         values=lambda f: f.uses_values,
         baseline_reward=lambda f: f.has_greedy_baseline,
         sum_pi_squared=lambda f: f.has_token_baseline,
+        turn_ends=lambda f: f.credits_turns,
+        turn_rewards=lambda f: f.credits_turns,
+        turn_anchors=lambda f: f.credits_turns,
     ),
     writes_when=_columns(
         advantages=lambda f: f.has_policy_loss,
@@ -179,10 +186,6 @@ ACTOR_UPDATE = Stage(
         session_weight=lambda f: f.has_session_weights,
         **_TEACHER_COLUMNS,
     ),
-)
-DIVERGENCE = Stage(  # of validation, which no step has
-    "actor.divergence",
-    reads_when=_columns("tokens", "response_mask", **_TEACHER_COLUMNS),
 )
 
 

@@ -49,8 +49,12 @@ class OutOfSpace(TqppoError):
     """A file system or shared memory is full; the message names the folder, the bytes wanted and the bytes free."""
 
 
+class LockLost(TqppoError):
+    """Another process has taken over the run that this one works on."""
+
+
 class DataError(TqppoError):
-    """A dataset, a prompt or a reward function is not what it should be."""
+    """A dataset, a prompt or a reward function is invalid."""
 
 
 class QueueError(TqppoError):
@@ -66,7 +70,7 @@ class DataLost(QueueError):
 
 
 class EngineError(TqppoError):
-    """A rollout engine died or answered nonsense; the message carries the tail of its log."""
+    """A rollout engine died, or its answer is invalid; the message carries the end of its log."""
 
 
 class WorkerError(TqppoError):

@@ -42,8 +42,13 @@ class Stat(NamedTuple):
 def die_with_parent(parent: int) -> None:
     """Make the kernel kill this process when the thread that started it ends. `parent` is the pid expected there."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before the kernel knew
+    if os.getppid() != parent:  # the parent ended before the request took effect
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def adopt_orphans() -> None:
+    """Make processes below this one, whose parents end, children of this process, so that `end` reaches them."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def descendants(pid: int) -> list[int]:
@@ -121,7 +126,7 @@ class SharedFiles:
         self._paths: set[str] = set()
 
     def look(self, *, now: bool) -> None:
-        """Reading every process's mappings is slow, so it is done only `now` or after a change of the folder."""
+        """Record new files: `now`, or after a change of the folder, since reading every process's mappings is slow."""
         changed = os.stat(SHARED).st_mtime
         self._looks = NUM_LOOKS if now or changed != self._changed else self._looks - 1
         self._changed = changed
@@ -237,7 +242,7 @@ def main() -> None:
     parser.add_argument("--log", default=os.devnull)
     parser.add_argument("command", nargs="*")
     options = parser.parse_args()
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # orphans of the command become children of the guard
+    adopt_orphans()
     signals, shared = _catch_signals(), SharedFiles()
     command = _start(options.command, options.log) if options.command else None
     lines = _wait(command, signals, shared)

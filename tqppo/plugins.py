@@ -1,13 +1,18 @@
 """Back ends and modes by name, through entry points: `tqppo.rollout`, `tqppo.storage`, `tqppo.mode`.
 
-Importing this module imports nothing heavy.
+A user's own functions and classes are imported here as well, as `module:name` or `file.py:name`. Importing this module
+imports nothing heavy.
 """
 
 from __future__ import annotations
 
 import difflib
 import importlib
+import importlib.util
+import sys
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from tqppo.errors import BackendError
@@ -42,3 +47,32 @@ def import_object(path: str) -> Any:
     """The object that `module:name` stands for."""
     module, _, name = path.partition(":")
     return getattr(importlib.import_module(module), name)
+
+
+def import_own(path: str) -> object:
+    """A user's object by `module:name` or `file.py:name`; None if the module lacks it.
+
+    Raises ImportError, OSError or SyntaxError if there is no such module.
+    """
+    place, _, name = path.rpartition(":")
+    module = _import_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+    found: object = getattr(module, name, None)
+    return found
+
+
+def absolute(path: str) -> str:
+    """`file.py:name` with the file's full path, so that every process finds it; other names unchanged."""
+    place, colon, name = path.rpartition(":")
+    return f"{Path(place).expanduser().resolve()}{colon}{name}" if place.endswith(".py") else path
+
+
+def _import_file(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise ImportError(f"there is no file {path}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module  # so that its classes can be pickled
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))  # so that the file can import its neighbours
+    spec.loader.exec_module(module)
+    return module

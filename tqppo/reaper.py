@@ -47,7 +47,8 @@ def claim(folder: Path) -> Claim:
     pending = folder / f"{LOCK}.pending"
     descriptor = os.open(pending, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    os.write(descriptor, f"{os.getpid()}\n".encode())  # for people who look at the folder; no code relies on it
+    with contextlib.suppress(OSError):  # for people who look at the folder; no code relies on it
+        os.write(descriptor, f"{os.getpid()}\n".encode())
     os.rename(pending, folder / LOCK)  # after the flock, so that a lock file without a lock means a dead owner
     made = Claim(folder, descriptor)
     _held.add(made)

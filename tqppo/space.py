@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,11 +40,30 @@ def explained(folder: Path, num_bytes: int) -> Iterator[None]:
     except OSError as error:
         if error.errno not in FULL:
             raise
-        free = shutil.disk_usage(folder).free
-        raise OutOfSpace(
-            f"{folder} has no room for {num_bytes} bytes: {os.strerror(error.errno)}; {free} bytes are free there. "
-            "Free some, enlarge it (a container's /dev/shm: --shm-size), or train a smaller model"
-        ) from error
+        raise out_of_space(folder, num_bytes, error) from error
+
+
+def out_of_space(folder: Path, num_bytes: int, error: OSError) -> OutOfSpace:
+    """The error to raise for one of a full file system; `num_bytes` is 0 if it is not known how many were to come."""
+    free, wanted = shutil.disk_usage(folder).free, f"{num_bytes} bytes" if num_bytes else "more"
+    return OutOfSpace(
+        f"{folder} has no room for {wanted}: {error.strerror}; {free} bytes are free there. "
+        "Free some, enlarge it (a container's /dev/shm: --shm-size), or train a smaller model"
+    )
+
+
+def full_disk(error: OSError) -> OutOfSpace | None:
+    """What to tell the user of an error that was raised anywhere, if a full file system is its cause."""
+    cause = getattr(error, "cause", error)  # Ray's wrapper of a worker's error
+    if not isinstance(cause, OSError) or cause.errno not in FULL:
+        return None
+    name = cause.filename2 or cause.filename  # of a copy: where to, or else where from
+    folder = Path(os.fsdecode(name)).absolute().parent if name else None
+    if folder is not None and folder.exists():
+        return out_of_space(folder, 0, cause)
+    places = [place for place in (Path.cwd(), Path(tempfile.gettempdir()), Path("/dev/shm")) if place.is_dir()]
+    free = ", ".join(f"{shutil.disk_usage(place).free} bytes in {place}" for place in places)
+    return OutOfSpace(f"a file system is full: {cause.strerror}. Free: {free}")
 
 
 def require(folder: Path, num_bytes: int) -> None:
@@ -53,8 +73,12 @@ def require(folder: Path, num_bytes: int) -> None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def append(path: Path, data: bytes) -> None:
-    """Append all of `data` to a file, or nothing: a write that fails halfway is taken back."""
+def append_line(path: Path, line: bytes) -> None:
+    """Append a whole line to a file, or nothing: a write that fails halfway is taken back.
+
+    If the file ends within a line, because a process was killed as it wrote, the new line does not join that one.
+    """
+    data = line if _ends_with_newline(path) else b"\n" + line
     with path.open("ab", buffering=0) as file, explained(path.parent, len(data)):
         size, left = os.fstat(file.fileno()).st_size, memoryview(data)
         try:
@@ -63,6 +87,15 @@ def append(path: Path, data: bytes) -> None:
         except OSError:
             file.truncate(size)
             raise
+
+
+def _ends_with_newline(path: Path) -> bool:
+    """Whether what is written next begins a line; also if there is no file, or one that cannot be read from the end."""
+    if not path.is_file() or not path.stat().st_size:
+        return True
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) == b"\n"
 
 
 def write_whole(path: Path, data: bytes) -> None:
@@ -78,7 +111,12 @@ def write_whole(path: Path, data: bytes) -> None:
             draft.unlink(missing_ok=True)
             raise
     draft.replace(path)
-    descriptor = os.open(path.parent, os.O_RDONLY)
+    sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Return once a file or a folder is on the disk. Bytes written through a mapping count, and so do their errors."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

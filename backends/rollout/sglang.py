@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -22,13 +23,15 @@ from tqppo.protocols import (
     Scores,
 )
 
-from .server.api import CONTROL_TIMEOUT_S, Arguments, ServerApi, check_served_model, from_row, tokens_left
+from .server.api import CONTROL_TIMEOUT_S, Arguments, ServerApi, check_served_model, tokens_left
 from .server.engine import ServerEngine
 from .server.group import Rendezvous
 from .server.http import EngineServer
+from .server.scores import no_scores
 
 CPU_SUPPORT = Path(__file__).parent / "sglang_cpu"
 CPU_KV_BYTES = 256 * 1024**2
+RESERVED_TOKENS = 8  # SGLang refuses inputs that are less than seven tokens shorter than its context
 MASK_TOKENS = 32_768  # largest number of tokens that may be left after top-k and top-p
 FINISH: Mapping[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
 
@@ -45,7 +48,7 @@ class SGLangServer(ServerApi):
         spec = self.spec
         common: Arguments = {
             "served-model-name": self.served_name,
-            "context-length": spec.max_context_tokens + 1,
+            "context-length": spec.max_context_tokens + RESERVED_TOKENS,
             "max-running-requests": spec.max_running,
             "skip-tokenizer-init": True,
             "skip-server-warmup": True,
@@ -80,7 +83,8 @@ class SGLangServer(ServerApi):
 
     def _kv_tokens(self) -> int:
         """Tokens that the cache holds: every running sequence at its longest, within a fixed budget of bytes."""
-        wanted = self.spec.max_running * (self.spec.max_context_tokens + 1)
+        longest = self.spec.max_context_tokens + RESERVED_TOKENS
+        wanted = self.spec.max_running * longest
         path = Path(self.spec.model) / "config.json"
         if not path.is_file():
             return wanted
@@ -88,7 +92,7 @@ class SGLangServer(ServerApi):
         heads = model.get("num_key_value_heads") or model["num_attention_heads"]
         width = model.get("head_dim") or model["hidden_size"] // model["num_attention_heads"]
         per_token = model["num_hidden_layers"] * heads * width * 2 * 4
-        return int(max(min(wanted, CPU_KV_BYTES // per_token), 2 * (self.spec.max_context_tokens + 1)))
+        return int(max(min(wanted, CPU_KV_BYTES // per_token), 2 * longest))
 
     def environment(self) -> dict[str, str]:
         common = {"TOKENIZERS_PARALLELISM": "false", "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"}
@@ -159,13 +163,16 @@ class SGLangServer(ServerApi):
             "rid": f"score.{next(self.numbers)}",
             "input_ids": list(tokens),
             "return_logprob": True,
-            "logprob_start_len": 0,
+            "logprob_start_len": start,
             "top_logprobs_num": top_k,
+            # Arrays in base64 instead of lists; versions that do not know the flags ignore them.
+            "return_flat_raw_top_logprobs": self.compact_scores,
+            "return_flat_raw_top_logprobs_b64": self.compact_scores,
             "sampling_params": {"temperature": 1.0, "max_new_tokens": 0},
         }
         answer = await server.ask("POST", "/generate", body, timeout_s=self.spec.request_timeout_s)
         self.check_label({answer["meta_info"]["weight_version"]})
-        return from_row(_scores(len(tokens), answer["meta_info"], top_k), start)
+        return _scores(len(tokens), answer["meta_info"], top_k, start)
 
     async def abort(self, server: EngineServer, request_id: str) -> None:
         await server.ask("POST", "/abort_request", {"rid": request_id}, timeout_s=CONTROL_TIMEOUT_S)
@@ -233,13 +240,26 @@ def _logprobs(meta: Mapping[str, Any]) -> list[float]:
     return [entry[0] for entry in meta["output_token_logprobs"]]
 
 
-def _scores(num_tokens: int, meta: Mapping[str, Any], top_k: int) -> Scores:
-    """Row i of the scores is entry i + 1 of SGLang's answer, whose first entry has no log-probability."""
-    logprobs = np.zeros(num_tokens, np.float32)
-    ids = np.zeros((num_tokens, top_k), np.int32)
-    tops = np.zeros((num_tokens, top_k), np.float32)
-    logprobs[:-1] = [entry[0] if entry[0] is not None else -math.inf for entry in meta["input_token_logprobs"][1:]]
-    for row, entries in enumerate((meta.get("input_top_logprobs") or [None])[1:]):
-        for rank, entry in enumerate(entries[:top_k]):
-            tops[row, rank], ids[row, rank] = entry[0], entry[1]
-    return Scores(logprobs, ids, tops)
+def _scores(num_tokens: int, meta: Mapping[str, Any], top_k: int, start: int) -> Scores:
+    """Row `start` + i of the scores is entry i + 1 of SGLang's answer, whose first entry has no log-probability."""
+    scores, rows = no_scores(num_tokens, top_k), slice(start, num_tokens - 1)
+    entries = meta["input_token_logprobs"][1:]
+    scores.logprobs[rows] = [entry[0] if entry[0] is not None else -math.inf for entry in entries]
+    if not top_k:
+        return scores
+    if "input_top_logprobs_val_flat_b64" in meta:
+        scores.top_logprobs[rows] = _array(meta, "val")
+        scores.top_ids[rows] = _array(meta, "idx")
+        return scores
+    for row, found in enumerate(meta["input_top_logprobs"][1:], start):
+        for rank, entry in enumerate(found[:top_k]):
+            scores.top_logprobs[row, rank], scores.top_ids[row, rank] = entry[0], entry[1]
+    return scores
+
+
+def _array(meta: Mapping[str, Any], name: str) -> np.ndarray:
+    """Rows of the flat answer [N, K], without those of SGLang's first entries, which have no log-probability."""
+    field = f"input_top_logprobs_{name}_flat_b64"
+    flat = np.frombuffer(base64.b64decode(meta[field]), np.dtype(meta[f"{field}_dtype"]).newbyteorder("<"))
+    rows: np.ndarray = flat.reshape(meta["input_top_logprobs_shape"])[1 - meta["input_top_logprobs_null_prefix"] :]
+    return rows

@@ -8,18 +8,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
-
 from tqppo.engines.capabilities import BUILT_IN
 from tqppo.errors import BackendError, EngineError
 from tqppo.protocols import Bucket, Completion, EngineCapabilities, FinishReason, Request, Scores
 
-from .server.api import CONTROL_TIMEOUT_S, Arguments, ServerApi, check_served_model, from_row, tokens_left
+from .server.api import CONTROL_TIMEOUT_S, Arguments, ServerApi, check_served_model, tokens_left
 from .server.engine import ServerEngine
 from .server.group import Rendezvous
 from .server.http import EngineServer
+from .server.scores import no_scores, unpacked
 
 GUARD = Path(__file__).parent / "vllm_guard"
+SCORE_ROUTE = "/tqppo/score"  # of `vllm_guard/tqppo_scores.py`
 CPU_KV_BYTES, CPU_STEP_TOKENS = 256 * 1024**2, 4096
 FINISH: Mapping[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
 
@@ -47,7 +47,7 @@ class VLLMServer(ServerApi):
             "seed": spec.seed,
             "disable-uvicorn-access-log": True,
             "worker-extension-cls": "tqppo_weights.Receiver",
-            "middleware": "tqppo_guard.RequireToken" if self.token else None,
+            "middleware": "tqppo_extension.Extension",
         }
         if not self.on_gpu:
             return common | self._cpu_arguments()
@@ -92,6 +92,7 @@ class VLLMServer(ServerApi):
         return min(self.spec.max_context_tokens + 1, limit or self.spec.max_context_tokens + 1)
 
     async def inspect(self, server: EngineServer) -> None:
+        self.compact_scores = await server.has_route(SCORE_ROUTE)  # a server to attach to may not have it
         listed = await server.ask("GET", "/v1/models", timeout_s=CONTROL_TIMEOUT_S)
         model = listed["data"][0]
         if server.process is not None:
@@ -131,9 +132,14 @@ class VLLMServer(ServerApi):
         )
 
     async def score(self, server: EngineServer, tokens: Sequence[int], top_k: int, start: int) -> Scores:
-        body = self._body(tokens, f"score.{next(self.numbers)}", temperature=1.0, max_tokens=1, prompt_logprobs=top_k)
+        request_id = f"score.{next(self.numbers)}"
+        if self.compact_scores:
+            asked = {"token_ids": list(tokens), "top_k": top_k, "start": start, "request_id": request_id}
+            content = await server.ask_bytes("POST", SCORE_ROUTE, asked, timeout_s=self.spec.request_timeout_s)
+            return unpacked(content, len(tokens), top_k, start)
+        body = self._body(tokens, request_id, temperature=1.0, max_tokens=1, prompt_logprobs=top_k)
         answer = await server.ask("POST", "/inference/v1/generate", body, timeout_s=self.spec.request_timeout_s)
-        return from_row(_scores(tokens, answer["prompt_logprobs"], top_k), start)
+        return _scores(tokens, answer["prompt_logprobs"], top_k, start)
 
     def _body(self, tokens: Sequence[int], request_id: str, **sampling: object) -> dict[str, object]:
         names = {"request_id": request_id, "model": self.served_name}
@@ -185,15 +191,15 @@ class VLLMRollout(ServerEngine):
     capabilities: ClassVar[EngineCapabilities] = BUILT_IN["vllm"]
 
 
-def _scores(tokens: Sequence[int], prompt_logprobs: list[dict[str, Any] | None], top_k: int) -> Scores:
+def _scores(tokens: Sequence[int], entries: Sequence[Mapping[str, Any] | None], top_k: int, start: int) -> Scores:
     """Row i of the scores is entry i + 1 of vLLM's answer, which has token i + 1 besides the K likeliest tokens."""
-    logprobs = np.zeros(len(tokens), np.float32)
-    ids = np.zeros((len(tokens), top_k), np.int32)
-    tops = np.zeros((len(tokens), top_k), np.float32)
-    for row, entry in enumerate(prompt_logprobs[1:]):
+    scores = no_scores(len(tokens), top_k)
+    for row in range(start, len(tokens) - 1):
+        entry = entries[row + 1]
         assert entry is not None, "only the first token has no log-probability"
-        logprobs[row] = entry[str(tokens[row + 1])]["logprob"]
+        scores.logprobs[row] = entry[str(tokens[row + 1])]["logprob"]
         for token, found in entry.items():
             if found["rank"] <= top_k:
-                ids[row, found["rank"] - 1], tops[row, found["rank"] - 1] = int(token), found["logprob"]
-    return Scores(logprobs, ids, tops)
+                scores.top_ids[row, found["rank"] - 1] = int(token)
+                scores.top_logprobs[row, found["rank"] - 1] = found["logprob"]
+    return scores

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -12,6 +13,7 @@ from tqppo.algorithms.advantages import (
     estimate,
     generalised_advantages,
 )
+from tqppo.algorithms.credit import Turns
 from tqppo.algorithms.episodes import token_rewards
 from tqppo.algorithms.groups import RowGroups
 from tqppo.algorithms.layout import whiten
@@ -157,6 +159,12 @@ def test_a_fully_masked_row_is_no_member_of_its_group_for_token_baselines(name):
     close(estimate(name, inputs, EstimateOptions(single_session="zero")).advantages, [0.0, 0.0, 0.0])
 
 
+def one_turn_each(reward, who: RowGroups) -> Turns:
+    """Every row is one turn, all in the same state."""
+    ones = torch.ones_like(who.lengths)
+    return Turns(ones, who.lengths, reward, ones)
+
+
 @pytest.mark.parametrize("name", ADVANTAGES)
 def test_padding_and_masked_tokens_influence_no_estimator(name):
     torch.manual_seed(0)
@@ -164,7 +172,10 @@ def test_padding_and_masked_tokens_influence_no_estimator(name):
     columns = {each: torch.rand(6).double() for each in ("penalty", "values", "sum_pi_squared")}
     columns["old_logprobs"] = -torch.rand(6).double()
     who = rows([0, 0, 1], [2, 2, 2])
-    plain = estimate(name, EstimateInputs(reward, mask, who, baseline_reward=baseline, **columns), EstimateOptions())
+    turns = one_turn_each(reward, who) if name == "gigpo" else None
+    plain = estimate(
+        name, EstimateInputs(reward, mask, who, baseline_reward=baseline, turns=turns, **columns), EstimateOptions()
+    )
     noise = torch.tensor([torch.nan]).double()
     poisoned = {each: torch.cat([torch.where(mask, values, torch.nan), noise]) for each, values in columns.items()}
     padded = estimate(
@@ -174,6 +185,7 @@ def test_padding_and_masked_tokens_influence_no_estimator(name):
             torch.cat([mask, torch.tensor([True])]),
             rows([0, 0, 1, 9], [2, 2, 2, 1], padding=1),
             baseline_reward=torch.cat([baseline, noise]),
+            turns=replace(turns, counts=torch.tensor([1, 1, 1, 0])) if turns else None,
             **poisoned,
         ),
         EstimateOptions(),
@@ -197,9 +209,13 @@ def test_advantages_do_not_depend_on_the_order_of_sessions(name):
     mask = torch.tensor([1, 1, 1, 0, 1, 1, 1, 1]).bool()
     who = RowGroups(group, torch.arange(4), yes, ~yes, lengths)
     shuffled = RowGroups(group[order], torch.tensor(order), yes, ~yes, lengths[order])
-    plain = estimate(name, EstimateInputs(reward, mask, who, baseline_reward=baseline, **columns), EstimateOptions())
+    turns = one_turn_each(reward, who) if name == "gigpo" else None
+    plain = estimate(
+        name, EstimateInputs(reward, mask, who, baseline_reward=baseline, turns=turns, **columns), EstimateOptions()
+    )
     moved = {each: values[where] for each, values in columns.items()}
-    inputs = EstimateInputs(reward[order], mask[where], shuffled, baseline_reward=baseline[order], **moved)
+    turns = one_turn_each(reward[order], shuffled) if name == "gigpo" else None
+    inputs = EstimateInputs(reward[order], mask[where], shuffled, baseline_reward=baseline[order], turns=turns, **moved)
     torch.testing.assert_close(estimate(name, inputs, EstimateOptions()).advantages, plain.advantages[where])
 
 

@@ -46,7 +46,7 @@ def arguments(padding: int = 0) -> dict:
 
 def test_metrics_worked_by_hand():
     found = measured(**arguments())
-    assert found["critic/score/mean"] == 0.5  # per session, by its final row: row 0's 9 is nobody's score
+    assert found["critic/score/mean"] == 0.5  # per session, by its final row: row 0's 9 counts for no session
     assert found["critic/score/max"] == 1.0
     assert found["critic/rewards/mean"] == pytest.approx(0.5 - 0.5 / 2)  # three and two tokens of 0.1
     assert found["critic/advantages/mean"] == 3.0

@@ -6,6 +6,7 @@ are compared before they are timed. Each function takes milliseconds for a milli
 ours are written for reading; the ratios show that they stay within a small factor.
 """
 
+# mypy: allow-untyped-calls
 from __future__ import annotations
 
 import ctypes
@@ -96,6 +97,11 @@ def estimators(core: Any) -> dict[str, Pair]:
     return found
 
 
+def gradient(leaf: Tensor) -> Tensor:
+    assert leaf.grad is not None
+    return leaf.grad.reshape(-1)
+
+
 def losses(core: Any) -> dict[str, Pair]:
     from verl.workers.config import ActorConfig
 
@@ -110,7 +116,7 @@ def losses(core: Any) -> dict[str, Pair]:
             leaf = LOGPROBS.clone().requires_grad_()
             loss, _ = core.get_policy_loss_fn(theirs)(OLD, leaf, ADVANTAGES, FLOAT_MASK, mode, config)
             loss.backward()
-            return loss.detach(), leaf.grad.reshape(-1)
+            return loss.detach(), gradient(leaf)
 
         def ours() -> tuple[Tensor, Tensor]:
             leaf = LOGPROBS.reshape(-1).clone().requires_grad_()
@@ -118,7 +124,7 @@ def losses(core: Any) -> dict[str, Pair]:
             found = POLICY_LOSSES[name](tokens, PolicyOptions())
             loss = aggregate(found.losses, FLAT_MASK, LENGTHS, mode, whole)
             loss.backward()
-            return loss.detach(), leaf.grad
+            return loss.detach(), gradient(leaf)
 
         return verl, ours
 
@@ -137,14 +143,14 @@ def value_pair(core: Any) -> Pair:
         leaf = OLD.clone().requires_grad_()
         loss, _ = core.compute_value_loss(leaf, returns, VALUES, FLOAT_MASK, 0.5)
         loss.backward()
-        return loss.detach(), leaf.grad.reshape(-1)
+        return loss.detach(), gradient(leaf)
 
     def ours() -> tuple[Tensor, Tensor]:
         leaf = OLD.reshape(-1).clone().requires_grad_()
         found = value_loss(leaf, flat_values, flat_returns, FLAT_MASK, clip=0.5)
         loss = aggregate(found.losses, FLAT_MASK, LENGTHS, "token-mean", whole)
         loss.backward()
-        return loss.detach(), leaf.grad
+        return loss.detach(), gradient(leaf)
 
     return verl, ours
 
@@ -156,13 +162,13 @@ def kl_pair(core: Any) -> Pair:
         leaf = LOGPROBS.clone().requires_grad_()
         loss = core.agg_loss(core.kl_penalty(leaf, OLD, "k3"), FLOAT_MASK, "token-mean")
         loss.backward()
-        return loss.detach(), leaf.grad.reshape(-1)
+        return loss.detach(), gradient(leaf)
 
     def ours() -> tuple[Tensor, Tensor]:
         leaf = LOGPROBS.reshape(-1).clone().requires_grad_()
         loss = aggregate(kl.estimate("k3", leaf, flat_old, FLAT_MASK), FLAT_MASK, LENGTHS, "token-mean", whole)
         loss.backward()
-        return loss.detach(), leaf.grad
+        return loss.detach(), gradient(leaf)
 
     return verl, ours
 

@@ -10,6 +10,7 @@ the local socket (queue/link/wire.py), "remapped" maps a block anew for every re
 Python's module of that name.)
 """
 
+# mypy: allow-untyped-calls
 from __future__ import annotations
 
 import argparse
@@ -18,7 +19,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TQ_LOGGING_LEVEL", "ERROR")
@@ -252,7 +253,7 @@ class Producer:
     def hand_over(self) -> dict[str, tuple[np.ndarray, np.ndarray | None]]:
         """The batch in the form that is cheapest for Ray: plain arrays, and the lengths of ragged rows."""
         return {
-            name: (flat(t).numpy(), t.offsets().diff().numpy() if t.is_nested else None)
+            name: (flat(t).numpy(), cast(NestedTensor, t).offsets().diff().numpy() if t.is_nested else None)
             for name, t in self.data.items()
         }  # fmt: skip
 

@@ -19,7 +19,7 @@ SEEDS = {"quickstart": (11, 12, 13), "ppo-tiny": (21, 22, 23)}
 SAMPLED, GREEDY = "val-core/sort/acc/mean@1", "val-core/sort/acc/greedy"
 
 
-def train(preset: str, seed: int, folder: Path) -> tuple[list[dict[str, float]], float]:
+def train(preset: str, seed: int, folder: Path) -> tuple[list[metrics.Line], float]:
     """The lines with a validation, and the seconds of the whole command."""
     began, name = time.perf_counter(), f"{preset}-{seed}"
     command = [sys.executable, "-c", "from tqppo.cli import app; app()", "train", "--preset", preset]

@@ -4,6 +4,7 @@ Useful tokens per second and per CPU-second, of this process and the servers tog
 no end token, so that all produce the same number of tokens. `python tests/bench/rollout.py [BACKEND or MODEL …]`
 """
 
+# mypy: allow-untyped-calls
 from __future__ import annotations
 
 import asyncio

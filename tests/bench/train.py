@@ -15,6 +15,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
@@ -97,7 +98,7 @@ class Ours:
     def __init__(self, config: Config, runs: Path, name: str, stack: ExitStack) -> None:
         folder = new_run(runs, name, preset="", model="")
         logs = folder.next_attempt()
-        self.parts = build(config, folder, logs, stack, lambda text: nullcontext())
+        self.parts = build(config, folder, logs, stack, lambda text: nullcontext(lambda line: None))
         self.model, self.step = folder.model, 0
         self.seconds: Counter[str] = Counter()
         self.seen: Counter[str] = Counter()
@@ -105,7 +106,9 @@ class Ours:
     def run(self, steps: int) -> None:
         for _ in range(steps):
             self.step += 1
-            metrics = self.parts.measure(self.parts.trainer.step(self.step))
+            began = time.perf_counter()
+            metrics = self.parts.trainer.step(self.step)
+            metrics = self.parts.measure(metrics, time.perf_counter() - began)
             if self.step > steps:  # the first turn warms up: processes that still start are in its timings
                 self.seconds.update({k: v for k, v in metrics.items() if k.startswith("timing_s/")})
             self.seen.update({"reward": metrics["critic/score/mean"], "length": metrics["response_length/mean"]})
@@ -156,7 +159,7 @@ class Trl:
         tokenizer = AutoTokenizer.from_pretrained(model)
         found = prompts.load(DataSpec.of(config.data), tokenizer, seed=config.run.seed).first(NUM_PROMPTS)
         assert all(tokenizer(each.text)["input_ids"] == each.tokens for each in found[:32])
-        return [{"prompt": each.text, "answer": each.answer} for each in found]
+        return [{"prompt": each.text, "answer": str(each.answer)} for each in found]
 
     def run(self, steps: int) -> None:
         self._say(str(steps))
@@ -192,7 +195,8 @@ class Trl:
         line = self.process.stdout.readline()
         if not line:
             raise RuntimeError(f"TRL ended: {self.log.read_text()[-2000:]}")
-        return json.loads(line)
+        figures: dict[str, float] = json.loads(line)
+        return figures
 
 
 def install_peer() -> None:

@@ -1,7 +1,8 @@
 """A training step of the actor against the same step on padded batches, and against a bare forward/backward loop.
 
-`make bench-update`. Workloads: rows like the quickstart's (256 of about 13 tokens), rows of 16–512 tokens, and groups
-of 8 with one prompt, which the actor computes once for all eight.
+`make bench-update`. Workloads: rows like the quickstart's (256 of about 13 tokens), rows of 16–512 tokens, and both
+kinds in groups of 8 with one prompt, which the actor computes once for all eight. "× rows apart" is what sharing
+prompts (workers/compute/shared_prompts.py) buys: the same update with every row in a forward row of its own.
 The bare loop gets the cuts ready-made and does nothing but forward, backward, clip and AdamW.
 
 Two more tables show what stays simple: the share of an update that the policy loss takes, which bounds what derivatives
@@ -9,6 +10,7 @@ worked out by hand could gain, and the imbalance that the greedy split over rank
 search could gain.
 """
 
+# mypy: allow-untyped-calls
 from __future__ import annotations
 
 import random
@@ -101,21 +103,23 @@ def measure(name: str, rows: dict[str, Any], *, count: int, repeats: int) -> lis
     with tempfile.TemporaryDirectory() as folder:
         model = ModelSpec(str(write_tiny_model(folder)))
         spec = RoleSpec(model, optimizer=OptimizerSpec(lr=1e-6), micro_batch_tokens=BUDGET)
-        ours, padded, plain = Actor(spec), PaddedActor(spec), Actor(spec)
-        for actor in (ours, padded, plain):
+        ours, padded, apart = Actor(spec), PaddedActor(spec), Actor(spec)
+        for actor in (ours, padded, apart):
             actor.start()
-        plain.attention_pairs_per_token = 0  # every row for itself
+        apart.attention_pairs_per_token = 0  # no row shares its prompt
     half = len(rows["tokens"]) // MINI_BATCHES
     sizes = [half] * MINI_BATCHES
     alternatives = {
         "ours": lambda: ours.update(rows, step=1, sizes=sizes),
         "padded": lambda: padded.update(rows, step=1, sizes=sizes),
-        "bare": bare_loop(plain, rows),
+        "apart": lambda: apart.update(rows, step=1, sizes=sizes),
+        "bare": bare_loop(apart, rows),
     }
     timings = interleaved({key: times(count, run) for key, run in alternatives.items()}, repeats=repeats)
     tokens = int(rows["tokens"].offsets()[-1])
     cpu = {key: timing.cpu / count for key, timing in timings.items()}
-    return [name, tokens, tokens / cpu["ours"], cpu["ours"], cpu["padded"] / cpu["ours"], cpu["bare"] / cpu["ours"]]
+    against = [cpu[other] / cpu["ours"] for other in ("padded", "apart", "bare")]
+    return [name, tokens, tokens / cpu["ours"], cpu["ours"], *against]
 
 
 def loss_shares() -> list[tuple[Any, ...]]:
@@ -130,7 +134,7 @@ def loss_shares() -> list[tuple[Any, ...]]:
     ]
 
 
-def loss_share(name: str, rows: dict[str, Any], sizes: dict[str, int]) -> tuple[Any, ...]:
+def loss_share(name: str, rows: dict[str, Any], sizes: dict[str, Any]) -> tuple[Any, ...]:
     with tempfile.TemporaryDirectory() as folder:
         model = ModelSpec(str(write_tiny_model(folder, **sizes)))
         actor = Actor(RoleSpec(model, optimizer=OptimizerSpec(lr=1e-6), micro_batch_tokens=BUDGET))
@@ -177,13 +181,15 @@ def main() -> None:
     answers = [draw.randint(8, 24) for _ in range(128)]
     rows = [
         measure("256 rows of 11–15 tokens", make_rows(short, [n - 7 for n in short]), count=5, repeats=9),
+        measure("the same, 8 a prompt of 7", make_rows(short, [n - 7 for n in short], group=8), count=5, repeats=9),
         measure("64 rows of 16–512 tokens", make_rows(mixed, [n - 8 for n in mixed]), count=1, repeats=5),
         measure(
             "128 rows, 8 a prompt of 64", make_rows([64 + n for n in answers], answers, group=8), count=1, repeats=5
         ),
     ]
-    header = ("update, 2 mini-batches", "tokens", "tokens/CPU-s", "CPU-s", "× padded (≥ 1.5)", "× bare loop (≥ 0.9)")
-    names = ("workload", "tokens", "tokens_per_cpu_s", "cpu_s", "vs_padded", "vs_bare")
+    ratios = ("× padded (≥ 1.5)", "× rows apart", "× bare loop (≥ 0.9)")
+    header = ("update, 2 mini-batches", "tokens", "tokens/CPU-s", "CPU-s", *ratios)
+    names = ("workload", "tokens", "tokens_per_cpu_s", "cpu_s", "vs_padded", "vs_apart", "vs_bare")
     figures = [dict(zip(names, row, strict=True)) for row in rows]
     publish("update", "actor.update, one thread, CPU-seconds", header, rows, figures)
     show("share of the policy loss in an update", ("model", "update ms", "loss ms", "share (≤ 0.1)"), loss_shares())

@@ -151,3 +151,15 @@ def test_what_cannot_be_trained_is_refused_by_name(
     answer = tqppo(*command.split())
     assert (answer.code, told in answer.err, "Traceback" in answer.err) == (code, True, False)
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_full_disk_that_no_code_foresaw_is_named_and_not_called_a_bug(tmp_path: Path) -> None:
+    body = (
+        "@app.command()\ndef fail():\n"
+        f"    raise OSError(28, 'No space left on device', {str(tmp_path / 'x')!r})\n"
+        "sys.argv = ['tqppo', 'fail']\napp()"
+    )
+    code, said = ends(body, tmp_path)
+    assert code == 1
+    assert said.startswith(f"error: {tmp_path} has no room for more: No space left on device; ")
+    assert "bug" not in said

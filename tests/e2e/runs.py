@@ -50,13 +50,14 @@ class Cli:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.started: list[subprocess.Popen[str]] = []
+        self.prefix: list[str] = []  # a command that runs the rest of its command line
 
     @property
     def runs(self) -> Path:
         return self.folder / "runs"
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-c", "from tqppo.cli import app; app()", *arguments]
+        command = [*self.prefix, sys.executable, "-c", "from tqppo.cli import app; app()", *arguments]
         process = subprocess.Popen(
             command,
             cwd=self.folder,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -69,3 +72,71 @@ def test_a_run_without_a_checkpoint_is_not_started_over_in_silence(cli: Cli) -> 
     said = cli.run("resume", "--checkpoint", "mine", "--max-steps", "4", code=5)
     assert "there is no checkpoint in" in said
     assert contents(cli.runs / "mine") == before
+
+
+# Fills the file system of the runs, which is a small one, once there is a checkpoint.
+FILLING_REWARD = """
+import os, pathlib
+def fills(data_source, solution_str, ground_truth, extra_info=None):
+    runs = pathlib.Path(os.environ["TQPPO__RUN__DIR"])
+    size = os.statvfs(runs)
+    if size.f_blocks * size.f_frsize < 1 << 26 and list(runs.glob("*/checkpoints/latest")):
+        try:
+            with open(runs / "filler", "ab", buffering=0) as filler:
+                while True:
+                    filler.write(bytes(4096))
+        except OSError:
+            pass
+    return 0.5
+"""
+# Runs a command with 40 MB for the runs, and keeps them when it has ended.
+ON_A_SMALL_DISK = (
+    'mount -t tmpfs -o size=40m none "$0"; "$@"; code=$?; rm "$0/filler"; cp -a "$0/." "$0-kept"; exit $code'
+)
+
+
+def can_mount() -> bool:
+    unshare = shutil.which("unshare")
+    return os.getuid() == 0 and unshare is not None and not subprocess.call([unshare, "-m", "true"], stderr=-3)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not can_mount(), reason="needs root, for a file system of 40 MB")
+@pytest.mark.parametrize(
+    ("policy", "said"),
+    [
+        ("stop", ["error: the ", "not written: "]),
+        (
+            "continue",
+            [
+                "the metrics of step 6 wait for room on the disk, training goes on",
+                "the checkpoint of step 6 was not written, training goes on: ",
+                "error: the model was not exported: ",
+            ],
+        ),
+    ],
+)
+def test_a_full_disk_is_named_and_costs_only_the_steps_after_the_last_checkpoint(
+    cli: Cli, policy: str, said: list[str]
+) -> None:
+    (cli.folder / "fills.py").write_text(FILLING_REWARD)
+    cli.runs.mkdir()
+    cli.prefix = ["unshare", "-m", "sh", "-c", ON_A_SMALL_DISK, str(cli.runs)]
+    settings = ('reward.function="fills.py:fills"', "checkpoint.interval=2", f'checkpoint.on_full_disk="{policy}"')
+    output = cli.train("mine", "grpo", *settings, code=1)
+    assert all(each in output for each in said), output
+    assert f"{cli.runs / 'mine'} has no room for" in output
+    assert "bug in tqppo" not in output
+    cli.prefix = []
+    cli.runs.rmdir()
+    Path(f"{cli.runs}-kept").rename(cli.runs)
+    run = cli.runs / "mine"
+    assert [row["step"] for row in metrics.read(run / "metrics.jsonl")][:3] == [
+        0,
+        1,
+        2,
+    ]  # a page may have room for more
+    assert [path.name for path in (run / "checkpoints").iterdir() if not path.is_symlink()] == ["step_000002"]
+    cli.run("resume", "--checkpoint", "mine")
+    assert [row["step"] for row in metrics.read(run / "metrics.jsonl")] == [0, 1, 2, 3, 4, 5, 6]
+    assert (run / "export" / "hf" / "model.safetensors").exists()

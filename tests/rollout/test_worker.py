@@ -15,7 +15,8 @@ from tqppo.queue.client import Queue
 from tqppo.rewards.scorer import ScorerSpec
 from tqppo.rollout import worker as worker_module
 from tqppo.rollout.assignment import Assignment
-from tqppo.rollout.loops.base import Session, Trajectory, counter_seed
+from tqppo.rollout.session import Session, counter_seed
+from tqppo.rollout.trajectory import Trajectory
 from tqppo.rollout.worker import RolloutSpec, RolloutWorker
 
 
@@ -133,6 +134,46 @@ def test_a_failed_session_marks_its_group_and_the_others_stay(queue: Queue, make
     assert worker.engine.expected == 5  # the session that never asked was taken back
 
 
+class FailsAtFirst:
+    """Each session fails this many times, after its first turn, before it answers."""
+
+    def __init__(self, failures: int) -> None:
+        self.failures = failures
+        self.attempts: dict[tuple[int, ...], int] = {}
+
+    async def run(self, prompt: Prompt, llm: Session) -> list[Trajectory]:
+        done = await llm.generate(prompt.tokens)
+        self.attempts[llm.order] = self.attempts.get(llm.order, 0) + 1
+        if self.attempts[llm.order] <= self.failures:
+            raise RuntimeError("tool server is down")
+        return [Trajectory(prompt.tokens, done.tokens, [True] * len(done.tokens), done.logprobs, "stop", 7)]
+
+
+def test_a_retried_session_is_the_one_that_it_would_have_been(queue: Queue, make_worker: Any) -> None:
+    def tokens(worker: RolloutWorker) -> list[list[int]]:
+        sample(worker, 2)
+        marked = markers(queue)
+        assert {tags["status"] for tags in marked.values()} == {"finished"}
+        retried.append(sum(tags["retries"] for tags in marked.values()))
+        queue.clear(queue.list(where={"is_prompt": True}))
+        rows = queue.list().in_order()
+        found = [row.tolist() for row in queue.get(rows, ["tokens"])["tokens"].unbind()]
+        queue.clear(rows)
+        return found
+
+    retried: list[int] = []
+    worker = make_worker(FailsAtFirst(2), session_retries=2)
+    assert tokens(worker) == tokens(make_worker())
+    assert retried == [8, 0]
+    assert worker.engine.expected == len(worker.engine.requests) == 12
+
+
+def test_a_session_that_fails_more_often_than_it_is_retried_fails_its_group(queue: Queue, make_worker: Any) -> None:
+    sample(make_worker(FailsAtFirst(2), session_retries=1), 1)
+    (marker,) = markers(queue).values()
+    assert (marker["status"], marker["failed_sessions"], marker["retries"], marker["rows"]) == ("failed", 2, 2, 0)
+
+
 def test_all_trajectories_of_a_session_carry_its_final_reward(queue: Queue, make_worker: Any) -> None:
     class Rewrites:
         async def run(self, prompt: Prompt, llm: Session) -> list[Trajectory]:
@@ -149,6 +190,38 @@ def test_all_trajectories_of_a_session_carry_its_final_reward(queue: Queue, make
     rewards = [tags["reward"] for tags in rows.tags]
     assert rewards[0] == rewards[1]
     assert rewards[2] == rewards[3]
+
+
+class Credits:
+    """Two trajectories a session: the first has a reward of its own, the last one only where the test says so."""
+
+    def __init__(self, last: float | None = None) -> None:
+        self.last = last
+
+    async def run(self, prompt: Prompt, llm: Session) -> list[Trajectory]:
+        done = await llm.generate(prompt.tokens)
+        mask = [True] * len(done.tokens)
+        given = {"turn_ends": [len(mask)], "turn_rewards": [0.5], "anchors": ["start"]}
+        return [
+            Trajectory([1], done.tokens, mask, done.logprobs, "stop", 7, reward=0.25, **given),
+            Trajectory([2], done.tokens, mask, done.logprobs, "stop", 7, reward=self.last),
+        ]
+
+
+def test_a_trajectory_keeps_the_reward_that_its_loop_gave_it(queue: Queue, make_worker: Any) -> None:
+    sample(make_worker(Credits(last=2.0), max_trajectories=2), 1)
+    rows = queue.list(where={"is_prompt": None}).in_order()
+    assert queue.get(rows, ["reward"])["reward"].tolist() == [0.25, 2.0, 0.25, 2.0]
+    assert [tags["reward"] for tags in rows.tags] == [0.25, 2.0, 0.25, 2.0]
+    assert "turn_ends" not in rows.columns
+
+
+def test_turns_are_columns_where_the_task_asks_for_them(queue: Queue, make_worker: Any) -> None:
+    sample(make_worker(Credits(last=2.0), max_trajectories=2), 1, turns=True)
+    rows = queue.list(where={"is_prompt": None}).in_order()
+    columns = queue.get(rows, ["turn_ends", "turn_rewards", "turn_anchors"])
+    assert columns["turn_rewards"].values().tolist() == [0.5, 2.0] * 2
+    assert columns["turn_ends"].values().tolist() == [tags["response_len"] for tags in rows.tags]
 
 
 def test_more_trajectories_than_allowed_fail_the_session(queue: Queue, make_worker: Any) -> None:

@@ -77,7 +77,15 @@ def test_the_marker_says_how_the_group_ended() -> None:
     assert group_marker(2, 0, [outcome(0, 0.0)], [])["status"] == "failed"
     assert group_marker(2, 2, [good, dropped], [])["status"] == "dropped"
     failed = group_marker(2, 1, [good], [ValueError("no tool")])
-    assert failed == {"is_prompt": True, "status": "failed", "order": 2, "rows": 1, "error": "ValueError: no tool"}
+    assert failed == {
+        "is_prompt": True,
+        "status": "failed",
+        "order": 2,
+        "rows": 1,
+        "error": "ValueError: no tool",
+        "failed_sessions": 1,
+        "retries": 0,
+    }
 
 
 def test_the_greedy_session_comes_last() -> None:

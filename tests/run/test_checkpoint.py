@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tqppo.errors import CheckpointError, OutOfSpace
+from tqppo.errors import CheckpointError, LockLost, OutOfSpace
 from tqppo.run.checkpoint import CheckpointStore, find_run, open_checkpoint
 
 
@@ -53,6 +53,7 @@ def test_only_the_last_and_every_nth_are_kept(tmp_path: Path) -> None:
         (lambda folder: (folder / "driver.json").write_text("{ }"), "driver.json is corrupt"),
         (lambda folder: (folder / "MANIFEST.json").write_text("{"), "MANIFEST.json is corrupt"),
         (lambda folder: (folder / "MANIFEST.json").unlink(), "MANIFEST.json is missing"),
+        (lambda folder: (folder / "MANIFEST.json").write_text("[" * 100_000), "MANIFEST.json is corrupt"),
     ],
 )
 def test_a_spoiled_checkpoint_is_refused_by_the_name_of_the_file(tmp_path: Path, spoil, named: str) -> None:
@@ -80,6 +81,11 @@ def edited(folder: Path, **changes: object) -> None:
         ({"format": 99}, "has checkpoint format 99"),
         ({"format": 1}, "has checkpoint format 1"),
         ({"format": None}, "MANIFEST.json is corrupt"),
+        ({"format": 1e999}, "MANIFEST.json is corrupt"),
+        ({"step": 1e999}, "MANIFEST.json is corrupt"),
+        ({"run_files": {"x" * 5000: {}}}, "is missing"),
+        ({"run_files": {"a\0b": {}}}, "is missing"),
+        ({"run_files": None}, "MANIFEST.json is corrupt"),
     ],
 )
 def test_a_manifest_that_says_something_else_is_refused(tmp_path: Path, changes: dict[str, object], named: str) -> None:
@@ -125,6 +131,16 @@ def test_a_checkpoint_of_a_newer_format_is_not_passed_over(tmp_path: Path) -> No
     edited(store.write(6, save_some_weights, {}), format=99)
     with pytest.raises(CheckpointError, match="format 99"):
         store.newest()
+
+
+def test_names_that_only_look_like_checkpoints_are_left_alone(tmp_path: Path) -> None:
+    store = a_store(tmp_path, keep_last=1)
+    for name in ("step_²", "step_", "step_best", ".later-step_best"):
+        (store.folder / name).mkdir(parents=True)
+    store.write(3, save_some_weights, {})
+    store.write(6, save_some_weights, {})
+    assert store.newest().step == 6
+    assert (store.folder / "step_best").exists()
 
 
 def test_no_checkpoint_at_all_is_an_error(tmp_path: Path) -> None:
@@ -234,3 +250,99 @@ def test_a_writer_killed_at_any_moment_leaves_a_complete_checkpoint(tmp_path: Pa
     newest = CheckpointStore(folder).newest()
     assert newest.step >= done
     assert json.loads((newest.folder / "driver.json").read_text()) == {"step": newest.step}
+
+
+def test_checkpoints_after_the_one_that_a_run_goes_on_from_do_not_displace_its_new_ones(tmp_path: Path) -> None:
+    store = a_store(tmp_path, keep_last=1, keep_every=2)
+    for step in (2, 4, 6):
+        store.write(step, save_some_weights, {"attempt": 1})
+    assert store.set_later_aside(2) == [4, 6]
+    assert store.newest().step == 2
+    assert (store.folder / "latest").resolve().name == "step_000002"
+    store.write(3, save_some_weights, {"attempt": 2})
+    assert store.newest().step == 3  # a killed run goes on from here, and not from the first attempt's step 6
+    assert sorted(path.name for path in store.folder.glob(".*")) == [".later-step_000004", ".later-step_000006"]
+    store.write(5, save_some_weights, {"attempt": 2})
+    assert [path.name for path in store.folder.glob(".later*")] == [".later-step_000006"]
+    store.write(7, save_some_weights, {"attempt": 2})
+    assert store.steps() == [2, 7]
+    assert not list(store.folder.glob(".*"))
+
+
+def test_a_damaged_later_checkpoint_does_not_count_among_those_to_keep(tmp_path: Path) -> None:
+    store = a_store(tmp_path, keep_last=1)
+    store.write(6, save_some_weights, {})
+    (store.folder / "step_000006" / "driver.json").unlink()
+    saved = store.write(5, save_some_weights, {})
+    assert saved.exists()
+
+
+def test_a_run_file_that_is_changed_while_the_run_goes_on_does_not_pass_for_the_original(tmp_path: Path) -> None:
+    store = a_store(tmp_path)
+    config = store.folder.parent / "config.resolved.toml"
+    config.write_text("[actor]\nlr = 1e-3\n")
+    store.run_files = lambda: [config]
+    store.remember_run_files()
+    config.write_text("[actor]\nlr = 1e-6\n")
+    store.write(3, save_some_weights, {})
+    with pytest.raises(CheckpointError, match=r"config\.resolved\.toml is corrupt"):
+        store.newest()
+
+
+def test_every_run_file_that_a_resume_reads_must_be_in_the_manifest(tmp_path: Path) -> None:
+    store = a_store(tmp_path)
+    config, added = store.folder.parent / "config.resolved.toml", store.folder.parent / "model" / "tokenizer.json"
+    store.run_files = lambda: [path for path in (config, added) if path.exists()]
+    folder = store.write(3, save_some_weights, {})
+    assert store.open(folder).step == 3
+    added.parent.mkdir()
+    added.touch()
+    with pytest.raises(CheckpointError, match=r"model/tokenizer\.json is not in .*MANIFEST"):
+        store.open(folder)
+    added.unlink()
+    edited(folder, run_files={})
+    with pytest.raises(CheckpointError, match=r"config\.resolved\.toml is not in .*MANIFEST"):
+        store.open(folder)
+
+
+def test_a_process_that_lost_the_run_adds_and_removes_no_checkpoint(tmp_path: Path) -> None:
+    store = a_store(tmp_path, keep_last=1)
+    store.write(3, save_some_weights, {})
+
+    def is_lost() -> None:
+        raise LockLost("taken over")
+
+    def save_until_it_is_lost(folder: Path) -> None:
+        save_some_weights(folder)
+        store.check = is_lost
+
+    with pytest.raises(LockLost):
+        store.write(6, save_until_it_is_lost, {})
+    assert store.steps() == [3]
+
+
+def test_a_reader_of_an_old_checkpoint_finds_it_whole_or_not_at_all(tmp_path: Path) -> None:
+    """A process that is killed while it removes one leaves no half under its name; the next save removes the rest."""
+    store = a_store(tmp_path, keep_last=1)
+    old = store.write(3, save_some_weights, {})
+    going = store.folder / ".partial-step_000003-0000"
+    seen = []
+
+    def save(folder: Path) -> None:
+        seen.append(going.exists())
+        save_some_weights(folder)
+
+    old.rename(going)  # as far as the killed process came
+    store.write(6, save, {})
+    assert seen == [False]
+    assert store.steps() == [6]
+
+
+def test_a_run_without_its_config_is_named(tmp_path: Path) -> None:
+    store = a_store(tmp_path)
+    step = store.write(3, save_some_weights, {})
+    config = store.folder.parent / "config.resolved.toml"
+    config.unlink()
+    for path in ("mine", str(step)):
+        with pytest.raises(CheckpointError, match=f"{re.escape(str(config))} is missing"):
+            find_run(path, tmp_path / "runs")

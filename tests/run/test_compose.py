@@ -1,4 +1,4 @@
-"""Stages from a config: what each of them is told."""
+"""The settings that each stage gets from a config."""
 
 from __future__ import annotations
 

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import resource
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tqppo.data.prompts import Prompt
 from tqppo.protocols import Sampling
 from tqppo.queue.client import Queue
 from tqppo.rollout.assignment import Assignment
-from tqppo.run.live import Validator, timings
+from tqppo.run.live import Validator, save_learner, timings
 from tqppo.trainers.stages import Clock
+from tqppo.weights import file as tensorfile
+from tqppo.weights.file import Entry
+from tqppo.workers.process.ranks import Ranks
 
 
 def test_the_step_is_the_wall_clock_and_the_rest_is_other() -> None:
@@ -57,3 +63,24 @@ def test_a_validation_reports_sampled_and_greedy_apart_and_leaves_no_rows() -> N
     assert len(queue.list("val")) == 0
     assert Validator(pool, queue, Clock(), [], task).run() == {}
     queue.close()
+
+
+class SavedLearner:
+    """A learner of one rank whose state is one tensor."""
+
+    ranks = Ranks(0, 1)
+
+    def save(self, folder: str) -> None:
+        Path(folder).mkdir()
+        tensorfile.write(Path(folder) / "model.safetensors", [Entry.of("w", torch.ones(1000))])
+
+
+def test_a_save_without_room_is_said_and_not_raised_so_that_the_worker_lives_on(tmp_path: Path) -> None:
+    learner: Any = SavedLearner()
+    assert save_learner(learner, str(tmp_path / "first")) == ""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        assert f"{tmp_path / 'second'} has no room for" in save_learner(learner, str(tmp_path / "second"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -56,7 +56,7 @@ class Diary:
 def test_a_whole_run(tmp_path: Path) -> None:
     diary = Diary(tmp_path)
     assert diary.loop(max_steps=2).run(0) == 0
-    assert diary.seen == ["validate", "log 0", "step 1", "log 1", "step 2", "validate", "log 2", "export", "save"]
+    assert diary.seen == ["validate", "log 0", "step 1", "log 1", "step 2", "validate", "log 2", "save", "export"]
 
 
 @pytest.mark.parametrize(("step", "code", "last"), [(2, 130, "step_000002"), (4, 0, "step_000004")])
@@ -90,4 +90,19 @@ def test_a_checkpoint_that_does_not_fit_ends_the_run_or_is_left_out(tmp_path: Pa
     )
     assert loop.run(0) == 0
     assert [path.name for path in sorted(goes_on.folder.glob("step_*"))] == ["step_000002"]
-    assert "the checkpoint of step 4 was not written, training goes on" in goes_on.seen[-1]
+    assert any("the checkpoint of step 4 was not written, training goes on" in said for said in goes_on.seen)
+
+
+def test_an_export_that_fails_does_not_cost_the_last_checkpoint(tmp_path: Path) -> None:
+    def fails() -> None:
+        raise OutOfSpace("the model was not exported")
+
+    with pytest.raises(OutOfSpace):
+        replace(Diary(tmp_path).loop(), export=fails).run(0)
+    assert [path.name for path in sorted(tmp_path.glob("step_*"))] == ["step_000004"]
+
+
+def test_a_run_whose_steps_are_all_done_is_exported(tmp_path: Path) -> None:
+    diary = Diary(tmp_path)
+    assert diary.loop().run(4) == 0
+    assert diary.seen == ["export"]

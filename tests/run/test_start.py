@@ -12,6 +12,7 @@ from tqppo.errors import CheckpointError, PreflightError, UsageError
 from tqppo.run import start
 from tqppo.run.checkpoint import CheckpointStore
 from tqppo.run.folder import RunFolder, new_run
+from tqppo.run.lock import RunLock
 
 
 @pytest.fixture
@@ -39,14 +40,52 @@ def test_a_fork_has_everything_that_a_resume_needs(folder: RunFolder) -> None:
     folder.metrics.write_text('{"step": 3}\n')
     store = CheckpointStore(folder.checkpoints, run_files=folder.files_of_resume)
     store.write(3, lambda path: None, {"cursor": 1})
-    fork = start.fork_run(folder, "other", store.newest())
-    assert CheckpointStore(fork.checkpoints).newest().step == 3
+    fork = new_run(folder.path.parent, "other", preset="", model="")
+    copied = start.copy_run(folder, fork, store.newest())
+    assert (copied.step, copied.folder.parent) == (3, fork.checkpoints.resolve())
     assert fork.metrics.read_bytes() == folder.metrics.read_bytes()
     with pytest.raises(UsageError, match="there is a run at"):
-        start.fork_run(folder, "other", store.newest())
+        new_run(folder.path.parent, "other", preset="", model="")
+
+
+def test_a_fork_that_cannot_be_copied_whole_leaves_nothing(folder: RunFolder) -> None:
+    store = CheckpointStore(folder.checkpoints, run_files=folder.files_of_resume)
+    store.write(3, lambda path: None, {"cursor": 1})
+    found = store.newest()
+    folder.config.write_text("")  # after the check: the copy is not what the manifest lists
+    fork = new_run(folder.path.parent, "other", preset="", model="")
+    with pytest.raises(CheckpointError, match=r"other/config\.resolved\.toml is corrupt"):
+        start.copy_run(folder, fork, found)
+    assert not fork.path.exists()
+
+
+@pytest.mark.parametrize(("damaged", "is_advised"), [("config.resolved.toml", False), ("driver.json", True)])
+def test_starting_over_is_advised_unless_the_config_itself_is_damaged(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, damaged: str, is_advised: bool
+) -> None:
+    monkeypatch.setenv("TQPPO__RUN__DIR", str(folder.path.parent))
+    CheckpointStore(folder.checkpoints, run_files=folder.files_of_resume).write(3, lambda path: None, {})
+    next(folder.path.rglob(damaged)).write_text("")
+    with pytest.raises(CheckpointError, match=f"{damaged} is corrupt") as refused:
+        start.resume("mine", [])
+    assert (f"tqppo train --config {folder.config}" in str(refused.value)) == is_advised
+
+
+def test_a_second_resume_is_refused_before_it_reads_or_writes_anything(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TQPPO__RUN__DIR", str(folder.path.parent))
+    step = CheckpointStore(folder.checkpoints, run_files=folder.files_of_resume).write(3, lambda path: None, {})
+    for path in ("mine", str(step), str(folder.checkpoints / "latest")):
+        with RunLock(folder.path), pytest.raises(PreflightError, match="is in use by process"):
+            start.resume(path, [])
+        with RunLock(folder.path), pytest.raises(PreflightError, match="is in use by process"):
+            start.resume(path, [], fork="other")
+    assert not (folder.path / "logs").exists()
+    assert not (folder.path.parent / "other").exists()
 
 
 def test_what_has_no_trainer_yet_is_refused_by_name() -> None:
-    config = compile_config(None, [], ["rollout.agent=tools"], {}).draft
-    with pytest.raises(PreflightError, match="the agent loop 'tools'"):
+    config = compile_config(None, [], ["rollout.agent=rewrite"], {}).draft
+    with pytest.raises(PreflightError, match="the agent loop 'rewrite'"):
         start.refuse_what_is_not_there(config, "mine")

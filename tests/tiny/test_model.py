@@ -3,9 +3,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tqppo.tiny.model import VOCABULARY, byte_tokenizer, write_tiny_model
+from tqppo.errors import OutOfSpace
+from tqppo.tiny.model import VOCABULARY, byte_tokenizer, save, write_tiny_model
 
 
 @pytest.mark.parametrize("text", ["3142", "naïve – 日本", "\n\t "])
@@ -35,3 +37,11 @@ def test_the_same_seed_gives_the_same_bytes(tmp_path: Path) -> None:
     folders = [write_tiny_model(tmp_path / name, seed=seed) for name, seed in (("a", 0), ("b", 0), ("c", 1))]
     first, again, other = ((folder / "model.safetensors").read_bytes() for folder in folders)
     assert first == again != other
+
+
+def test_a_model_that_does_not_fit_on_the_disk_is_refused_with_the_figures(tmp_path: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(write_tiny_model(tmp_path / "small", hidden_size=32, num_layers=1))
+    model.register_parameter("huge", torch.nn.Parameter(torch.empty(1 << 50, device="meta")))
+    with pytest.raises(OutOfSpace, match=r"has no room for \d{16} bytes"):
+        save(model, tmp_path / "huge")
+    assert not list((tmp_path / "huge").iterdir())

@@ -20,6 +20,7 @@ from tqppo.protocols import Metrics, WeightSource
 from tqppo.queue.client import Queue
 from tqppo.queue.meta import BatchMeta, Jagged
 from tqppo.rollout.teachers.figures import RolloutReport
+from tqppo.rollout.writer import group_marker
 from tqppo.run import configure
 from tqppo.run.build import start_groups
 from tqppo.run.compose import Processes, make_stages, make_trainer
@@ -48,6 +49,7 @@ class FakeGroup:
     queue: Queue
     features: Features
     log: Log
+    metrics: Metrics = field(default_factory=dict)  # what an update returns besides its number of mini-batches
 
     def call(self, method: Callable[..., Any], /, *arguments: Any, **named: Any) -> Any:
         self.log.calls.append(f"{self.role}.{method.__name__}")
@@ -63,7 +65,7 @@ class FakeGroup:
     def update(self, method: Callable[..., Any], batch: BatchMeta, *, step: int, num_mini_batches: int) -> Metrics:
         stage = self._read(method, batch)
         self.log.writes[stage.name] = ()
-        return {f"{self.role}/mini_batches": float(num_mini_batches)}
+        return {f"{self.role}/mini_batches": float(num_mini_batches), **self.metrics}
 
     def _read(self, method: Callable[..., Any], batch: BatchMeta) -> Stage:
         stage = stage_of(method)
@@ -106,7 +108,7 @@ class FakeEngines:
             )
             columns["reward"] = torch.arange(float(self.group_size))
             self.queue.put([f"{prompt.uid}_{session}_0" for session in rows], columns, tags=tags)
-            self.queue.tag({prompt.uid: {"is_prompt": True, "status": "finished", "order": order, "error": ""}})
+            self.queue.tag({prompt.uid: group_marker(order, len(tags), [], [])})
         return RolloutReport()
 
     def _tags(self, uid: str, order: int, session: int) -> dict[str, Any]:
@@ -151,6 +153,7 @@ class FakeRun:
     stages: Stages
     trainer: Trainer
     roles: dict[str, int]
+    actor: FakeGroup
 
 
 def draw_prompts() -> Callable[[int], list[Prompt]]:
@@ -169,7 +172,9 @@ def fake_run(queue: Queue, preset: str | None, *overrides: str, **options: Any) 
     assert compilation.config is not None, compilation.diagnostics
     config = compilation.config
     features, log, clock = facts.features(config), Log(), Clock()
-    paths = RunPaths("model", "tokenizer", Path("logs"), "published")
+    paths = RunPaths(
+        "model", "tokenizer", Path("logs"), "published", {name: each.path for name, each in config.teachers.items()}
+    )
     roles: dict[str, int] = {}
 
     def start(role: str, worker_class: type, spec: RoleSpec, ranks: int) -> Any:
@@ -177,8 +182,10 @@ def fake_run(queue: Queue, preset: str | None, *overrides: str, **options: Any) 
         return FakeGroup(role, queue, spec.features, log)
 
     groups = start_groups(config, paths, start)
+    for setup in configure.teacher_setups(config, paths, vocabulary=256):
+        roles[f"teacher {setup.spec.name}"] = len(setup.specs())
     engines = FakeEngines(queue, features, config.rollout.group_size, log)
     estimator = FakeEstimator(queue, configure.estimator_spec(config, paths).features, log)
     processes = Processes(queue, groups, engines, estimator)
     stages = make_stages(config, processes, draw_prompts(), clock, vocabulary=256, **options)
-    return FakeRun(config, queue, log, clock, stages, make_trainer(config, stages), roles)
+    return FakeRun(config, queue, log, clock, stages, make_trainer(config, stages), roles, groups.actor)

@@ -15,10 +15,12 @@ import pytest
 from trainers.fakes import fake_run
 
 from tqppo import columns, dataflow, plugins
+from tqppo.metrics.events import Event, NothingToTrain
 from tqppo.queue.client import Queue
-from tqppo.trainers import ppo
+from tqppo.trainers import distill, ppo
 
 SMALL = ("data.batch_size=2", "rollout.group_size=2")
+TAUGHT = (*SMALL, "mode=distill", "teachers.t.path=t", "distillation.loss=reverse_kl_topk")
 
 
 @pytest.fixture
@@ -61,6 +63,54 @@ def test_a_ppo_step_with_everything_is_this_list_of_calls(queue: Queue) -> None:
     assert len(queue.list()) == 0
 
 
+def test_a_distillation_step_computes_nothing_that_only_ppo_needs(queue: Queue) -> None:
+    run = fake_run(queue, None, *TAUGHT)
+    assert isinstance(run.trainer, distill.DistillTrainer)
+    metrics = run.trainer.step(1)
+    assert run.log.calls == ["rollout.generate", "actor.update", "actor.publish", "load version 1"]
+    assert run.log.reads["actor.update"] == (
+        *("tokens", "response_mask", "teacher_ids", "teacher_logprobs", "teacher_index"),
+    )
+    assert metrics["critic/score/mean"] == 0.5
+    assert len(queue.list()) == 0
+
+
+def test_a_distillation_step_with_rewards_and_a_reference_is_this_list_of_calls(queue: Queue) -> None:
+    kl = ("algorithm.kl_loss=k3", "algorithm.kl_loss_coef=0.1")
+    run = fake_run(queue, None, *TAUGHT, "distillation.task_reward=true", "reward_model.path=rm", *kl)
+    run.trainer.step(1)
+    assert run.log.calls == [
+        "rollout.generate",
+        "reward_model.score",
+        "actor.old_logprobs",
+        "reference.logprobs",
+        "advantages.estimate",
+        "actor.update",
+        "actor.publish",
+        "load version 1",
+    ]
+    assert len(queue.list()) == 0
+
+
+def test_a_policy_gradient_needs_the_old_policy_and_may_be_corrected(queue: Queue) -> None:
+    gradient = ("distillation.loss=k1", "distillation.update=policy_gradient")
+    run = fake_run(queue, None, *TAUGHT, *gradient)
+    run.trainer.step(1)
+    assert run.log.calls[:3] == ["rollout.generate", "actor.old_logprobs", "actor.update"]
+    corrected = fake_run(queue, None, *TAUGHT, *gradient, "algorithm.correction=token")
+    corrected.trainer.step(1)
+    assert corrected.log.writes["advantages.estimate"] == ("correction_weights",)
+    assert "correction_weights" in corrected.log.reads["actor.update"]
+
+
+def test_hidden_states_of_teachers_are_padded_like_any_column(queue: Queue) -> None:
+    odd = ("data.batch_size=3", "rollout.group_size=2", "actor.mini_batch_size=2")
+    run = fake_run(queue, None, *TAUGHT, *odd, "distillation.loss=forward_kl")
+    metrics = run.trainer.step(1)
+    assert metrics["padding/rows"] == 2.0
+    assert "teacher_hidden" in run.log.reads["actor.update"]
+
+
 def test_while_only_the_critic_learns_engines_get_no_weights(queue: Queue) -> None:
     run = fake_run(queue, None, "mode=ppo", *SMALL, "critic.warmup_only_steps=2")
     for step in (1, 2, 3):
@@ -84,6 +134,14 @@ def test_a_batch_is_padded_and_cut_into_equal_mini_batches(queue: Queue) -> None
     metrics = run.trainer.step(1)
     assert (metrics["padding/rows"], metrics["padding/multiple"]) == (2.0, 4.0)
     assert metrics["actor/mini_batches"] == 2.0
+
+
+def test_a_step_whose_mini_batches_have_nothing_to_train_says_so(queue: Queue) -> None:
+    events: list[Event] = []
+    run = fake_run(queue, None, *SMALL, report=events.append)
+    run.actor.metrics = {"padding/all_padding": 2.0}
+    run.trainer.step(3)
+    assert events == [NothingToTrain(3, "actor", 2)]
 
 
 def test_with_lora_the_reference_is_the_actor_unless_a_path_is_set(queue: Queue) -> None:
@@ -141,6 +199,9 @@ def step_lines(mode: dataflow.Mode) -> list[tuple[str, str]]:
 
 
 OPTIONAL = {
+    "turn_ends",
+    "turn_rewards",
+    "turn_anchors",
     "baseline_reward",
     "sum_pi_squared",
     "loss_mask",

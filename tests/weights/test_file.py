@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from tqppo.errors import OutOfSpace
 from tqppo.weights import file as tensorfile
 from tqppo.weights.file import Entry, MappedFile
 
@@ -84,3 +88,32 @@ def test_a_file_that_was_cut_short_is_a_value_error(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes((tmp_path / "x").read_bytes()[:-1])
     with pytest.raises(ValueError, match="shorter"):
         MappedFile.open(tmp_path / "x")
+
+
+@contextmanager
+def files_of_at_most(num_bytes: int) -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_rank_without_room_still_takes_part_in_every_collective(tmp_path: Path) -> None:
+    """The other ranks wait for each fetch: an error before the last one would leave them waiting."""
+    fetched: list[str] = []
+
+    def entry(name: str) -> Entry:
+        return Entry(name, torch.float32, (1000,), lambda: (fetched.append(name), torch.ones(1000))[1])
+
+    with files_of_at_most(100), pytest.raises(OutOfSpace, match="has no room for"):
+        tensorfile.write(tmp_path / "x.safetensors", [entry("a"), entry("b")])
+    assert fetched == ["a", "b"]
+    with files_of_at_most(100), tensorfile.deferring() as problems:
+        tensorfile.write(tmp_path / "x.safetensors", [entry("c")])
+        tensorfile.write(tmp_path / "y.safetensors", [entry("d")])
+    assert len(problems) == 2
+    assert fetched == ["a", "b", "c", "d"]
+    tensorfile.write(tmp_path / "x.safetensors", [entry("e")])  # what fits is written again
+    assert load_file(tmp_path / "x.safetensors")["e"].sum() == 1000

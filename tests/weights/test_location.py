@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import fnmatch
 import glob
 import subprocess
 import sys
@@ -41,3 +42,19 @@ def test_folders_of_dead_processes_are_removed_and_those_of_live_ones_stay() -> 
     assert not left.exists()
     assert own.folder.exists()
     own.release()
+
+
+SAME_PID = """
+import os
+os.getpid = lambda: 7
+from tqppo.weights import location
+print(location.new_folder(), location.pattern())
+"""
+
+
+def test_the_pattern_does_not_find_folders_of_another_process_with_the_same_id() -> None:
+    """Containers that share /dev/shm each have a process 7; the death of one must not cost the other its weights."""
+    said = [subprocess.run([sys.executable, "-c", SAME_PID], capture_output=True, text=True, check=True) for _ in "ab"]
+    (folder, own), (_, other) = (each.stdout.split() for each in said)
+    assert fnmatch.fnmatch(folder, own)
+    assert not fnmatch.fnmatch(folder, other)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,8 @@ class Class:
             {"hidden_size": 48, "num_layers": 1, "tie_embeddings": False},
         ]
         paths = [write_tiny_model(folder / f"teacher{i}", seed=5 + i, **shape) for i, shape in enumerate(shapes)]
+        for path in paths:
+            _sharpen(path)
         return Class(write_tiny_model(folder / "student", hidden_size=32, num_layers=1, seed=1), tuple(paths))
 
     def spec(self, loss: str, update: str, *, task: bool = False, **changes: Any) -> RoleSpec:
@@ -81,6 +83,13 @@ class Class:
         return {**rows, **taught, "teacher_index": torch.arange(len(sequences)) % 2}
 
 
+def _sharpen(folder: Path) -> None:
+    """A new model is nearly indifferent; a teacher knows what it wants."""
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    model.get_output_embeddings().weight.data.mul_(12.0)
+    model.save_pretrained(folder)
+
+
 def _scored(model: Any, tokens: Tensor) -> dict[str, Tensor]:
     states = model.base_model(tokens[None]).last_hidden_state[0]
     logprobs = model(tokens[None]).logits[0].log_softmax(-1)
@@ -105,6 +114,24 @@ def columns_for(student: Student, rows: Mapping[str, Tensor]) -> dict[str, Tenso
     return {name: named[name] for name in dataflow.ACTOR_UPDATE.reads(student.features)}
 
 
+def take(rows: Mapping[str, Tensor], order: Sequence[int], padding: Sequence[int] = ()) -> dict[str, Tensor]:
+    """Some of the rows in this order, with padding rows before these places."""
+    found = {}
+    for name, column in rows.items():
+        items = list(column.unbind() if column.is_nested else column)
+        length = 2 if name in ("tokens", "sampled") or name.startswith("teacher_") else 1
+        neutral = torch.zeros(length, *items[0].shape[1:], dtype=column.dtype) if column.is_nested else items[0] * 0
+        chosen = [items[i] for i in order]
+        for place in sorted(padding, reverse=True):
+            chosen.insert(place, neutral)
+        if column.is_nested:
+            lengths = torch.tensor([len(item) for item in chosen], dtype=torch.int64)
+            found[name] = to_nested(torch.cat([*chosen, neutral[:0]]), lengths)
+        else:
+            found[name] = torch.stack([*chosen, items[0]])[: len(chosen)]
+    return found
+
+
 def plain_divergence(loss: str, logits: Tensor, tokens: Tensor, theirs: Tensor) -> Tensor:
     """The formulas of every loss on the full logits [n, V] of both models: [n]."""
     log_q, log_p = logits.log_softmax(1), theirs.log_softmax(1)
@@ -118,7 +145,7 @@ def plain_divergence(loss: str, logits: Tensor, tokens: Tensor, theirs: Tensor) 
         if loss == "reverse_kl_topk":
             log_p, log_q = (torch.cat([e, (1 - e.exp().sum(1, keepdim=True)).log()], 1) for e in (log_p, log_q))
     if loss.startswith("forward"):
-        return (log_p.exp() * (log_p - log_q)).sum(1)
+        return (log_p.exp() * (log_p - log_q)).sum(1).clamp(min=0)
     return (log_q.exp() * (log_q - log_p)).sum(1)
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from tqppo.algorithms.advantages import EstimateOptions
+from tqppo.algorithms.padding import padding_rows
 from tqppo.dataflow import Features
 from tqppo.queue.client import Queue
 from tqppo.queue.meta import BatchMeta, Jagged
@@ -171,3 +172,25 @@ def test_the_final_row_of_a_session_is_its_highest_trajectory_in_any_order() -> 
     rows = describe_rows([tags("a", 0, 10), tags("a", 0, 9), tags("b", 0)])
     assert rows.is_final.tolist() == [True, False, True]
     assert rows.group.tolist() == [0, 0, 1]
+
+
+def test_turns_come_through_the_queue_and_padding_has_none(queue: Queue) -> None:
+    """Session 0 earns 1 in its second turn, session 1 nothing; only the first turns begin in one state."""
+    rows = [tags("a", 0, length=3), tags("a", 1, length=3)]
+    batch = put(queue, rows, [9.0, 9.0])
+    counts = [2, 2]
+    turns = {
+        "turn_ends": Jagged(torch.tensor([1, 3, 2, 3]), counts),
+        "turn_rewards": Jagged(torch.tensor([0.0, 1.0, 0.0, 0.0]), counts),
+        "turn_anchors": Jagged(torch.tensor([5, 6, 5, 7]), counts),
+    }
+    batch = queue.put(batch, turns)
+    padding = padding_rows(1, dict.fromkeys(batch.columns, ()))
+    batch = BatchMeta.join([batch, queue.put(padding.keys, padding.columns, tags=padding.tags)])
+    features = replace(ENGINE_ONLY, credits_turns=True)
+    options = EstimateOptions(turn_gamma=0.5, gigpo_std=False)
+    columns, metrics = estimate(queue, batch, advantage="gigpo", options=options, features=features)
+    found = [row.tolist() for row in columns["advantages"].unbind()]
+    assert found == [[0.75, 0.5, 0.5], [-0.75, -0.75, -0.5], [0.0]]  # ±½ for the session, ±¼ for the shared state
+    assert metrics["critic/score/mean"] == 9.0
+    assert metrics["training/step_groups"] == 3

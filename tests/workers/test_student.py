@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,9 +14,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from transformers import AutoModelForCausalLM
-from workers.taught import CASES, SPECIAL, Class, columns_for, gradient, plain_divergence
+from workers.taught import CASES, LOSSES, SPECIAL, Class, columns_for, gradient, plain_divergence, take
 
+from tqppo import dataflow
 from tqppo.algorithms.layout import to_nested
+from tqppo.errors import ConfigError
+from tqppo.tiny.model import VOCABULARY
+from tqppo.workers.actor import Actor
+from tqppo.workers.compute import logprobs
+from tqppo.workers.specs import ModelSpec, OptimizerSpec
 from tqppo.workers.student import Student
 
 Rows = dict[str, Any]
@@ -92,28 +99,16 @@ def test_loss_and_gradient_are_those_of_the_full_logits(
     metrics, found = update(students(loss, update_by), taught)
     expected = {f"causal_lm.{name}": p.grad for name, p in plain.named_parameters()}
     close(found, expected)
-    assert metrics["actor/loss"] == pytest.approx(float(chosen.detach().mean()), abs=1e-6)
-    assert metrics["distillation/loss"] == pytest.approx(float(divergences.mean()), abs=1e-6)
-    assert metrics["distillation/loss_min"] == pytest.approx(float(divergences.min()), abs=1e-6)
-    assert metrics["distillation/loss_max"] == pytest.approx(float(divergences.max()), abs=1e-6)
+    figures = {
+        "actor/loss": float(chosen.detach().mean()),
+        "distillation/loss": float(divergences.mean()),
+        "distillation/loss_min": float(divergences.min()),
+        "distillation/loss_max": float(divergences.max()),
+    }
+    assert {name: metrics[name] for name in figures} == pytest.approx(figures, rel=2e-6, abs=1e-6)
 
 
 # -- invariance --------------------------------------------------------------------------------------------------------
-
-
-def in_order(rows: Rows, order: list[int], padding: list[int]) -> Rows:
-    """The rows in another order, with padding rows before these places."""
-    found = {}
-    for name, column in rows.items():
-        items = list(column.unbind() if column.is_nested else column)
-        items = [items[i] for i in order]
-        length = 2 if name in ("tokens", "sampled") or name.startswith("teacher_") else 1
-        neutral = torch.zeros(length, *items[0].shape[1:], dtype=column.dtype) if column.is_nested else items[0] * 0
-        for place in sorted(padding, reverse=True):
-            items.insert(place, neutral)
-        lengths = torch.tensor([len(item) for item in items]) if column.is_nested else None
-        found[name] = torch.stack(items) if lengths is None else to_nested(torch.cat(items), lengths)
-    return found
 
 
 @pytest.mark.parametrize("task", [False, True], ids=["alone", "with-reward"])
@@ -141,6 +136,225 @@ def test_nothing_depends_on_micro_batches_padding_and_the_order_of_rows(
     student.spec = replace(student.spec, policy_loss=policy, micro_batch_tokens=100_000)
     expected = update(student, taught)
     student.spec = replace(student.spec, micro_batch_tokens=budget)  # 1: every micro-batch has one row
-    found = update(student, in_order(taught, order, padding))
+    found = update(student, take(taught, order, padding))
     close(found[0], expected[0])
     close(found[1], expected[1])
+
+
+def test_an_empty_or_all_padding_batch_changes_nothing_and_reports_no_divergence(students: Any, taught: Rows) -> None:
+    student: Student = students("forward_kl_topk", "supervised")
+    mask = taught["response_mask"]
+    nothing = {**taught, "response_mask": to_nested(torch.zeros_like(mask.values()), mask.offsets().diff())}
+    metrics, _ = update(student, nothing)
+    assert metrics["padding/all_padding"] == 1
+    assert not [name for name in metrics if name.startswith("distillation/")]
+
+
+# -- what counts -------------------------------------------------------------------------------------------------------
+
+
+def poisoned(rows: Rows) -> Rows:
+    """The rows with NaN wherever a teacher speaks of a special token or of one outside the response mask."""
+    found = dict(rows)
+    for name in ("teacher_hidden", "teacher_logprobs", "sampled"):
+        parts = []
+        for tokens, mask, values in zip(*(rows[n].unbind() for n in ("tokens", "response_mask", name)), strict=True):
+            counts = torch.zeros(len(tokens), dtype=torch.bool)
+            counts[-len(mask) - 1 : -1] = mask & ~torch.isin(tokens[-len(mask) :], torch.tensor(SPECIAL))
+            parts.append(torch.where(counts[:, None], values, torch.nan))
+        found[name] = to_nested(torch.cat(parts), rows[name].offsets().diff())
+    return found
+
+
+@pytest.mark.parametrize("task", [False, True], ids=["alone", "with-reward"])
+@pytest.mark.parametrize("loss", LOSSES[2:])
+def test_a_special_token_contributes_nothing(students: Any, taught: Rows, loss: str, task: bool) -> None:
+    student: Student = students(loss, "supervised", task=task)
+    found, expected = update(student, poisoned(taught)), update(student, taught)
+    close(found[0], expected[0], tolerance=0.0)
+    close(found[1], expected[1], tolerance=0.0)
+
+
+def test_special_tokens_count_if_none_are_named(school: Class, students: Any, taught: Rows) -> None:
+    spec = school.spec("k3", "supervised")
+    assert spec.distill is not None
+    open_student = Student(replace(spec, distill=replace(spec.distill, special_ids=())))
+    open_student.start()
+    found, masked = (update(each, taught)[0] for each in (open_student, students("k3", "supervised")))
+    assert found["distillation/loss"] != pytest.approx(masked["distillation/loss"], abs=1e-4)
+
+
+def test_without_the_task_s_reward_only_the_teacher_is_read(students: Any) -> None:
+    student: Student = students("forward_kl_topk", "supervised")
+    reads = dataflow.ACTOR_UPDATE.reads(student.features)
+    assert set(reads) == {"tokens", "response_mask", "teacher_ids", "teacher_logprobs", "teacher_index"}
+    assert student._scoring() is None  # neither log-probabilities of sampled tokens nor entropies
+
+
+def test_with_the_task_s_reward_the_losses_add_up(students: Any, taught: Rows) -> None:
+    both, alone = (students("k3", "supervised", task=task) for task in (True, False))
+    for student in (both, alone):
+        student.spec = replace(student.spec, policy_loss=replace(student.spec.policy_loss, aggregate="token-mean"))
+    actor = Actor(replace(both.spec, features=replace(both.features, has_teachers=False)))
+    actor.start()
+    sum_metrics, sum_gradient = update(both, taught)
+    term_metrics, term = update(alone, taught)
+    columns = {name: taught[name] for name in dataflow.ACTOR_UPDATE.reads(actor.features)}
+    policy_metrics = actor.update(columns, step=1)
+    assert sum_metrics["actor/loss"] == pytest.approx(
+        policy_metrics["actor/loss"] + 0.3 * term_metrics["distillation/loss"], abs=1e-6
+    )
+    assert sum_metrics["actor/entropy"] == pytest.approx(policy_metrics["actor/entropy"])
+    policy = gradient(actor)
+    close(sum_gradient, {name: policy[name] + 0.3 * term[name] for name in term})
+
+
+def test_correction_weights_scale_the_policy_gradient(school: Class, students: Any, taught: Rows) -> None:
+    plain: Student = students("k1", "policy_gradient")
+    weighted = school.student_of("k1", "policy_gradient", features=replace(plain.features, has_correction_weights=True))
+    weights = taught["correction_weights"]
+    doubled = {
+        **taught,
+        "correction_weights": to_nested(torch.full_like(weights.values(), 2.0), weights.offsets().diff()),
+    }
+    expected = {name: 2 * each for name, each in update(plain, taught)[1].items()}
+    close(update(weighted, doubled)[1], expected)
+
+
+def test_clamps_bound_the_divergence(school: Class, taught: Rows) -> None:
+    spec = school.spec("k1", "policy_gradient")
+    assert spec.distill is not None
+    student = Student(replace(spec, distill=replace(spec.distill, loss_max=0.01)))
+    student.start()
+    metrics, _ = update(student, taught)
+    assert metrics["distillation/loss_max"] == pytest.approx(0.01)
+    assert metrics["distillation/loss_min"] == pytest.approx(-0.01)
+    student.spec = replace(spec, distill=replace(spec.distill, logprob_min=-1e-3))
+    assert update(student, taught)[0]["distillation/abs_loss"] == 0.0  # both are at the bound everywhere
+
+
+def test_k1_is_refused_where_it_would_be_backpropagated(school: Class) -> None:
+    with pytest.raises(ConfigError, match="does not depend on the teacher"):
+        school.student_of("k1", "supervised")
+
+
+# -- figures -----------------------------------------------------------------------------------------------------------
+
+
+def test_top_k_figures_worked_out_by_token(school: Class, students: Any, taught: Rows) -> None:
+    metrics, _ = update(students("forward_kl_topk", "supervised"), taught)
+    models = [AutoModelForCausalLM.from_pretrained(path).eval() for path in (school.student, *school.teachers)]
+    figures: dict[int, list[tuple[float, float, float]]] = {0: [], 1: []}
+    for i, (tokens, mask) in enumerate(zip(taught["tokens"].unbind(), taught["response_mask"].unbind(), strict=True)):
+        with torch.no_grad():
+            q, p = (model(tokens[None]).logits[0].softmax(-1) for model in (models[0], models[1 + i % 2]))
+        for place in range(len(mask)):
+            if not mask[place] or int(tokens[place - len(mask)]) in SPECIAL:
+                continue
+            at = len(tokens) - len(mask) + place - 1
+            best, own = (set(each[at].topk(5).indices.tolist()) for each in (p, q))
+            masses = [float(sum(each[at, v] for v in best)) for each in (q, p)]
+            figures[i % 2].append((masses[0], masses[1], len(best & own) / 5))
+    for prefix, rows in (("", figures[0] + figures[1]), ("sums/", figures[0]), ("words/", figures[1])):
+        student, teacher, overlap = zip(*rows, strict=True)
+        expected = {
+            "student_mass": sum(student) / len(rows),
+            "student_mass_min": min(student),
+            "student_mass_max": max(student),
+            "teacher_mass": sum(teacher) / len(rows),
+            "teacher_mass_min": min(teacher),
+            "teacher_mass_max": max(teacher),
+            "overlap_ratio": sum(overlap) / len(rows),
+        }
+        assert {k: metrics[f"distillation/{prefix}{k}"] for k in expected} == pytest.approx(expected, abs=1e-6)
+
+
+def test_names_of_the_figures(students: Any, taught: Rows) -> None:
+    metrics, _ = update(students("k3", "policy_gradient"), taught)
+    clipping = {"pg_loss", "pg_clipfrac", "pg_clipfrac_lower", "ppo_kl"}
+    figures = {"loss", "abs_loss", "loss_min", "loss_max"}
+    by_teacher = {f"{teacher}/{name}" for teacher in ("sums", "words") for name in figures}
+    found = {name.removeprefix("distillation/") for name in metrics if name.startswith("distillation/")}
+    assert found == clipping | figures | by_teacher
+
+
+def test_a_teacher_without_rows_is_left_out_and_a_single_one_is_not_named(
+    school: Class, students: Any, taught: Rows
+) -> None:
+    first = {**taught, "teacher_index": torch.zeros_like(taught["teacher_index"])}
+    found = update(students("k3", "supervised"), first)[0]
+    assert "distillation/sums/loss" in found
+    assert not [name for name in found if "words" in name]
+    spec = school.spec("k3", "supervised")
+    assert spec.distill is not None
+    single = Student(replace(spec, distill=replace(spec.distill, teachers=spec.distill.teachers[:1])))
+    single.start()
+    assert not [name for name in update(single, first)[0] if "sums" in name]
+
+
+# -- memory and forms of the model -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("loss", ["k3", "forward_kl_topk", "reverse_kl_topk", "forward_kl", "reverse_kl"])
+def test_logits_of_all_tokens_are_never_kept(
+    students: Any, taught: Rows, loss: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each chunk has 4 tokens; no tensor of more than a chunk's logits is saved for the backward pass."""
+    student: Student = students(loss, "supervised")
+    student.spec = replace(student.spec, micro_batch_tokens=100_000)
+    expected = update(student, taught)
+    monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", 4 * VOCABULARY)
+    saved: list[Tensor] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        if tensor.shape[-1:] == (VOCABULARY,):
+            saved.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        found = update(student, taught)
+    assert max((tensor.numel() for tensor in saved), default=0) <= 4 * VOCABULARY
+    close(found[0], expected[0])
+    close(found[1], expected[1])
+
+
+@pytest.mark.parametrize("loss", ["k2", "forward_kl_topk", "reverse_kl"])
+def test_gradient_checkpointing_changes_no_gradient(school: Class, students: Any, taught: Rows, loss: str) -> None:
+    plain: Student = students(loss, "supervised")
+    model = replace(plain.spec.model, gradient_checkpointing=True)
+    close(update(school.student_of(loss, "supervised", model=model), taught)[1], update(plain, taught)[1])
+
+
+@pytest.mark.parametrize("loss", ["k2", "forward_kl_topk", "reverse_kl"])
+def test_adapters_alone_learn_with_lora(school: Class, taught: Rows, loss: str) -> None:
+    spec = school.spec(loss, "supervised")
+    model = replace(spec.model, lora_rank=4, gradient_checkpointing=True)
+    optimizer = replace(spec.optimizer, lr=0.01, beta1=0.9)
+    student = school.student_of(loss, "supervised", model=model, optimizer=optimizer)
+    assert all("lora_" in name for name in student.optimizer.parameters)
+    losses = [update(student, taught)[0]["distillation/loss"] for _ in range(6)]
+    assert losses[-1] < 0.99 * losses[0]
+
+
+def test_a_student_with_more_ids_than_its_teacher_is_compared_on_the_common_ones(
+    school: Class, taught: Rows, tmp_path: Path
+) -> None:
+    model = AutoModelForCausalLM.from_pretrained(school.student)
+    expected = update(school.student_of("reverse_kl", "supervised"), taught)[0]
+    model.resize_token_embeddings(280, mean_resizing=False)
+    model.save_pretrained(tmp_path)
+    wider = school.student_of("reverse_kl", "supervised", model=ModelSpec(str(tmp_path)))
+    found = update(wider, taught)[0]
+    assert found["distillation/loss"] == pytest.approx(expected["distillation/loss"], abs=1e-6)
+
+
+# -- learning ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("loss", ["k2", "forward_kl_topk", "reverse_kl_topk", "forward_kl", "reverse_kl"])
+def test_a_student_comes_to_match_its_teachers(school: Class, taught: Rows, loss: str) -> None:
+    student = school.student_of(loss, "supervised", optimizer=OptimizerSpec(lr=0.02), micro_batch_tokens=10_000)
+    first = update(student, taught)[0]["distillation/loss"]
+    for _ in range(60):
+        last = update(student, taught)[0]["distillation/loss"]
+    assert 0 <= last < 0.1 * first

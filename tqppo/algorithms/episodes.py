@@ -18,8 +18,13 @@ from tqppo.algorithms.scan import discounted_sums
 def session_reward(reward: Tensor, rows: RowGroups, penalty: Tensor, mask: Tensor) -> Tensor:
     """`reward` [B] minus the penalty [N] (β·KL) summed over all rows of the session; valid on final rows."""
     per_row = row_sum(apply_mask(mask, penalty), rows.lengths) * ~rows.is_padding  # [B]
+    return reward - session_totals(per_row, rows)
+
+
+def session_totals(values: Tensor, rows: RowGroups) -> Tensor:
+    """Sum of `values` [B] over all rows of the session, for each row: [B]."""
     ids, which = torch.unique(rows.session, return_inverse=True)
-    return reward - per_row.new_zeros(ids.numel()).index_add_(0, which, per_row)[which]
+    return values.new_zeros(ids.numel()).index_add_(0, which, values)[which]
 
 
 def episode_lengths(rows: RowGroups) -> Tensor:
@@ -29,17 +34,22 @@ def episode_lengths(rows: RowGroups) -> Tensor:
     return rows.lengths.new_zeros(counts.numel()).index_add_(0, which, rows.lengths)
 
 
-def token_rewards(reward: Tensor, rows: RowGroups, mask: Tensor, penalty: Tensor | None = None) -> Tensor:
-    """The final row's reward [B] at the session's last token that counts, minus `penalty` [N] on every token: [N]."""
+def token_rewards(
+    reward: Tensor, rows: RowGroups, mask: Tensor, penalty: Tensor | None = None, *, credit_rows: bool = False
+) -> Tensor:
+    """The final row's reward [B] at the session's last token that counts, minus `penalty` [N] on every token: [N].
+
+    With `credit_rows` every row's reward comes at its own last token that counts, or at an earlier one of its session
+    if it has none.
+    """
     episodes = episode_lengths(rows)
-    finals = rows.is_final & ~rows.is_padding
     _, which = torch.unique_consecutive(rows.session, return_inverse=True)
-    rewards = reward.new_zeros(episodes.numel()).index_add_(0, which[finals], reward[finals])  # [S]
-    seen, ends = mask.cumsum(0, dtype=torch.int32), episodes.cumsum(0)
-    last = torch.searchsorted(seen, first_sums(seen, ends))  # [S], where the count of the episode's end is reached
-    found = first_sums(seen, ends) > first_sums(seen, ends - episodes)
-    tokens = reward.new_zeros(mask.numel())
-    tokens[last[found]] = rewards[found]
+    paid = ~rows.is_padding if credit_rows else rows.is_final & ~rows.is_padding
+    seen = mask.cumsum(0, dtype=torch.int32)
+    upto = first_sums(seen, rows.lengths.cumsum(0)[paid])
+    found = upto > first_sums(seen, (episodes.cumsum(0) - episodes)[which[paid]])
+    last = torch.searchsorted(seen, upto[found])  # where the count of the row's end is reached
+    tokens = reward.new_zeros(mask.numel()).index_add_(0, last, reward[paid][found])
     return tokens if penalty is None else tokens - apply_mask(mask, penalty)
 
 

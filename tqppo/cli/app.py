@@ -9,7 +9,21 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from tqppo.cli import backends, completion, config, crash, doctor, environment, presets, resume, schema, train, validate
+from tqppo import space
+from tqppo.cli import (
+    backends,
+    completion,
+    config,
+    crash,
+    doctor,
+    environment,
+    presets,
+    resume,
+    schema,
+    template,
+    train,
+    validate,
+)
 from tqppo.cli.options import Quiet, Verbose
 from tqppo.errors import TqppoError
 
@@ -33,6 +47,11 @@ class Commands(TyperGroup):
             message = str(getattr(error, "cause", error))  # Ray's wrapper of a worker's error holds a traceback too
             typer.echo(message if message.startswith("error[") else f"error: {message}", err=True)
             sys.exit(error.exit_code)
+        except OSError as error:
+            if (full := space.full_disk(error)) is None:
+                raise
+            typer.echo(f"error: {full}", err=True)
+            sys.exit(full.exit_code)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args and args[-1] in ("--show-completion", "--install-completion"):
@@ -108,3 +127,4 @@ app.add_typer(presets.app, name="presets")
 app.add_typer(config.app, name="config")
 app.add_typer(backends.app, name="backends")
 app.add_typer(doctor.app, name="doctor")
+app.add_typer(template.app, name="template")

@@ -60,6 +60,7 @@ def features(config: Config) -> Features:
         has_session_weights=algorithm.aggregate == "session-mean",
         has_greedy_baseline=policy and algorithm.advantage == "remax",
         has_token_baseline=policy and algorithm.advantage.endswith("optimal_token_baseline"),
+        credits_turns=policy and (algorithm.advantage == "gigpo" or algorithm.credit == "turn"),
         filters_groups=algorithm.filter_groups,
         has_teachers=teachers and bool(config.teachers),
         teacher_top_k=distillation.top_k if teachers and distillation.loss.endswith("_topk") else 0,

@@ -165,6 +165,10 @@ class RolloutSection(Section):
     """Longest time that a step waits for its groups; the error names the missing prompts."""
     on_incomplete_group: Literal["error", "drop", "keep", "refill"] = "error"
     """When a session fails: stop, drop the group, train on its other sessions, or sample another prompt instead."""
+    session_retries: NonNegative = 0
+    """Further attempts at a session whose agent loop fails, with the same seeds, before on_incomplete_group applies."""
+    on_short_batch: Literal["error", "train"] = "train"
+    """When refill or filter_groups run out of rounds: stop, or train on fewer groups and say so."""
 
 
 class StorageSection(Section):
@@ -188,6 +192,7 @@ class AlgorithmSection(Section):
         "opo",
         "gpg",
         "gdpo",
+        "gigpo",
         "reinforce_plus_plus",
         "reinforce_plus_plus_baseline",
         "remax",
@@ -247,6 +252,14 @@ class AlgorithmSection(Section):
     """Mask tokens or sequences whose engine and trainer log-probabilities are too far apart."""
     reject_threshold: PositiveFloat = 2.0
     """Largest ratio (or its inverse) that `reject` keeps."""
+    credit: Literal["session", "trajectory", "turn"] = "session"
+    """What earns: sessions by their last trajectory, or each trajectory or turn what the agent loop gave it."""
+    turn_gamma: Fraction = 0.95
+    """Discount per turn of the rewards of later turns (gigpo; credit = "turn" where sessions are compared)."""
+    gigpo_weight: NonNegativeFloat = 1.0
+    """GiGPO's ω: weight of the comparison of turns that began in one state, beside that of whole sessions."""
+    gigpo_std: bool = True
+    """Divide GiGPO's advantages by the deviation of their group."""
     single_session: Literal["zero", "raw"] = "zero"
     """Advantage of a group with one session: 0, or its reward as it is."""
     filter_groups: bool = False
@@ -269,20 +282,22 @@ LOSS_OPTIONS: dict[str, tuple[str, ...]] = {
 }
 """The settings that each value of `algorithm.loss` uses; with another loss they have no effect."""
 
+_BY_CREDIT = ("single_session", "credit", "turn_gamma")
 ADVANTAGE_OPTIONS: dict[str, tuple[str, ...]] = {
-    "gae": ("gamma", "lam"),
-    "grpo": ("single_session",),
-    "dr_grpo": ("single_session",),
-    "grpo_passk": ("single_session",),
-    "rloo": ("single_session",),
-    "opo": ("single_session",),
-    "gpg": ("single_session",),
-    "gdpo": ("single_session",),
-    "reinforce_plus_plus": ("gamma",),
-    "reinforce_plus_plus_baseline": ("single_session",),
-    "remax": (),
-    "optimal_token_baseline": ("single_session",),
-    "tir_optimal_token_baseline": ("single_session",),
+    "gae": ("gamma", "lam", "credit"),
+    "grpo": _BY_CREDIT,
+    "dr_grpo": _BY_CREDIT,
+    "grpo_passk": _BY_CREDIT,
+    "rloo": _BY_CREDIT,
+    "opo": _BY_CREDIT,
+    "gpg": _BY_CREDIT,
+    "gdpo": _BY_CREDIT,
+    "gigpo": ("single_session", "turn_gamma", "gigpo_weight", "gigpo_std"),
+    "reinforce_plus_plus": ("gamma", "credit"),
+    "reinforce_plus_plus_baseline": _BY_CREDIT,
+    "remax": ("credit",),
+    "optimal_token_baseline": ("single_session", "credit"),
+    "tir_optimal_token_baseline": ("single_session", "credit"),
 }
 """The settings that each value of `algorithm.advantage` uses; with another estimator they have no effect."""
 

@@ -40,6 +40,7 @@ def probe(compilation: Compilation, tell: Callable[[str], None] = lambda finding
     config = compilation.draft
     context = Context(config, compilation.origins)
     found = [*_packages(context), *_engines(context), *_devices(context), *_shared_memory(context)]
+    found += _attempt(context, "E611", "rollout.agent_args", partial(_agent, context))
     tokenizer, problems = _tokenizer(context, "model.tokenizer" if config.model.tokenizer else "model.path")
     found += problems
     if tokenizer is not None:
@@ -122,6 +123,16 @@ def _rewards(context: Context, samples: list[Prompt]) -> Iterator[Diagnostic]:
                 )
     finally:
         scorer.close()
+
+
+def _agent(context: Context) -> Iterator[Diagnostic]:
+    """Imports the agent loop, and has it check its arguments: tools are imported in a process of their own."""
+    from tqppo.rollout.loops.base import check_loop
+
+    rollout = context.config.rollout
+    if rollout.agent != "rewrite":
+        check_loop(rollout.agent, rollout.agent_args)
+    yield from ()
 
 
 def _vocabularies(context: Context, tokenizer: PreTrainedTokenizerBase) -> Iterator[Diagnostic]:

@@ -9,9 +9,14 @@ import json
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from itertools import count
 from pathlib import Path
 
 from tqppo import space
+from tqppo.errors import OutOfSpace
+from tqppo.metrics.events import Event
 from tqppo.protocols import Metrics
 
 Line = dict[str, float | None]  # one line of metrics.jsonl; null stands for a value that was not finite
@@ -19,24 +24,48 @@ TIMINGS = ("timing_s/", "timing_per_token_ms/", "perf/", "teacher/")  # teachers
 
 
 class MetricsLog:
-    """Appends one line per step. Once `write` returns, the line survives SIGKILL."""
+    """Appends one line per step. Once `write` returns, the line survives SIGKILL.
+
+    A line that does not fit on the disk is an `OutOfSpace`, and is kept: it goes before the next one, or with `flush`.
+    """
 
     def __init__(self, path: str | Path) -> None:
-        self._path = Path(path)
+        self._path, self._pending = Path(path), b""
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        space.append(self._path, line(step, metrics))
+        self._pending += line(step, metrics)
+        self.flush()
+
+    def flush(self) -> None:
+        """Write the lines that had no room before."""
+        if self._pending:
+            space.append_line(self._path, self._pending)
+            self._pending = b""
+
+    def sync(self) -> None:
+        """Write what is left, and return once all lines are on the disk."""
+        self.flush()
+        if self._path.exists():
+            space.sync(self._path)
 
 
 class EventLog:
-    """Appends one line per event: start, checkpoint, failure, end."""
+    """Appends one line per event: start, what the driver reports, warnings, end. Events that find the disk full wait
+    for room."""
 
     def __init__(self, path: str | Path) -> None:
-        self._path = Path(path)
+        self._path, self._pending = Path(path), b""
 
     def write(self, event: str, **fields: object) -> None:
         stamp = {"time": round(time.time(), 3), "event": event}
-        space.append(self._path, json.dumps({**stamp, **fields}, default=str).encode() + b"\n")
+        self._pending += json.dumps({**stamp, **fields}, default=str).encode() + b"\n"
+        with suppress(OutOfSpace):  # the screen shows the same; a run does not end for its journal
+            space.append_line(self._path, self._pending)
+            self._pending = b""
+
+    def report(self, event: Event) -> None:
+        """Append a typed event, with its fields under their names."""
+        self.write(event.name, **asdict(event))
 
 
 def line(step: int, metrics: Mapping[str, float]) -> bytes:
@@ -46,35 +75,50 @@ def line(step: int, metrics: Mapping[str, float]) -> bytes:
 
 
 def read(path: str | Path) -> list[Line]:
-    """Read every complete line; a last line that a kill cut short is left out."""
-    return [json.loads(each) for each in _complete_lines(Path(path))]
+    """Read every complete line; a last line that a kill cut short, and lines that are damaged, are left out."""
+    return [json.loads(each) for each in _complete_lines(Path(path)) if _step_of(each) is not None]
 
 
-def cut(path: str | Path, last_step: int) -> str:
+def cut(path: str | Path, last_step: int) -> list[str]:
     """Remove the lines after step `last_step`, and an incomplete last line, before a run resumes from there.
 
-    Lines that are damaged are left out. The file as it was is then kept beside it, and the returned text says so.
+    Lines that are damaged are repaired or left out; the file as it was is then kept beside it. Returns what to tell the
+    user: which lines were damaged, and which steps have no line.
     """
-    path = Path(path)
-    if not path.exists():
-        return ""
-    before = path.read_bytes()
-    steps = [(_step_of(each), each) for each in _complete_lines(path)]
-    damaged = [number for number, (step, _) in enumerate(steps, 1) if step is None and number < len(steps)]
-    after = b"".join(each for step, each in steps if step is not None and step <= last_step)
+    path, said = Path(path), []
+    before = path.read_bytes() if path.exists() else b""
+    lines = [(_step_of(each), each) for each in before.splitlines(keepends=True) if each.endswith(b"\n")]
+    damaged = [number for number, (step, _) in enumerate(lines, 1) if step is None and number < len(lines)]
+    whole = [_whole_part(each) if step is None else (step, each) for step, each in lines]
+    after = [(step, each) for step, each in whole if step is not None and step <= last_step]
     if damaged:
-        copy = path.with_name(f"{path.name}.damaged")
+        copy = _unused(path.with_name(f"{path.name}.damaged"))
         space.write_whole(copy, before)
-    if after != before:
-        space.write_whole(path, after)
-    return f"{path}: line {damaged[0]} is damaged and was left out; the file as it was is {copy}" if damaged else ""
+        said.append(f"{path}: line {damaged[0]} is damaged; the file as it was is {copy}")
+    if (joined := b"".join(each for _, each in after)) != before:
+        space.write_whole(path, joined)
+    missing = sorted({*range(1, last_step + 1)} - {step for step, _ in after})
+    if missing:
+        said.append(f"{path} has no line for {len(missing)} of {last_step} steps, the first of them step {missing[0]}")
+    return said
 
 
 def _step_of(line: bytes) -> int | None:
     try:
         return int(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
+
+
+def _whole_part(line: bytes) -> tuple[int | None, bytes]:
+    """The last whole line within a damaged one: a write that was cut short may have joined two."""
+    last = line[max(0, line.rfind(b'{"step": ')) :]
+    return _step_of(last), last
+
+
+def _unused(path: Path) -> Path:
+    numbered = (path.with_name(f"{path.name}.{number}") for number in count(2))
+    return path if not path.exists() else next(each for each in numbered if not each.exists())
 
 
 def without_timings(metrics: Mapping[str, float | None]) -> Line:

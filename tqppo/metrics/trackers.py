@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Protocol
 
+from tqppo import space
 from tqppo.errors import PreflightError, UsageError
 
 
@@ -108,5 +109,5 @@ def _run_id(folder: Path) -> str:
     """The id in the run's folder, made at first use, so that runs of one name in two places stay apart."""
     file = folder / "wandb.id"
     if not file.exists():
-        file.write_text(secrets.token_hex(4))
+        space.write_whole(file, secrets.token_hex(4).encode())
     return file.read_text().strip()

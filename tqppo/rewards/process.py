@@ -1,4 +1,4 @@
-"""The process that runs a reward function: `python -m tqppo.rewards.process`, started by `pool`.
+"""The process that runs a reward function: `python -m tqppo.rewards.process`, started by `process_pool`.
 
 It reads and writes one JSON object per line. The first line that it reads names the function and its arguments, the
 others are samples with an id. It writes one answer per id, in any order. A sync function runs in the main thread, one
@@ -9,20 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
-import importlib.util
 import inspect
 import json
 import os
-import sys
 import traceback
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from pathlib import Path
-from types import ModuleType
 from typing import BinaryIO, cast
 
+from tqppo import plugins
 from tqppo.errors import DataError, TqppoError
-from tqppo.lifeline import die_with_parent
+from tqppo.lifeline import adopt_orphans, die_with_parent
 from tqppo.rewards.functions import BUILT_IN
 
 RewardFunction = Callable[..., object]
@@ -37,10 +33,9 @@ def load_function(name: str) -> RewardFunction:
         known = ", ".join(BUILT_IN)
         raise DataError(f"reward function {name!r}: no built-in has this name ({known}); write module:function")
     try:
-        module = _load_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+        function = plugins.import_own(name)
     except (ImportError, OSError, SyntaxError) as error:
         raise DataError(f"reward function {name!r}: cannot import {place}: {error}") from error
-    function: RewardFunction | None = getattr(module, attribute, None)
     if not callable(function):
         raise DataError(f"reward function {name!r}: {place} has no function {attribute!r}")
     return function
@@ -57,17 +52,6 @@ def check_signature(name: str, function: RewardFunction, arguments: Mapping[str,
             f"reward function {name!r} cannot be called as "
             f"f(data_source, solution_str, ground_truth, extra_info, **reward.function_args): {error}"
         ) from None
-
-
-def _load_file(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{path} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    sys.path.insert(0, str(path.parent))  # so that the file can import its neighbours
-    spec.loader.exec_module(module)
-    return module
 
 
 class SampleLoop:
@@ -150,6 +134,7 @@ def main() -> None:
     os.dup2(2, 1)  # prints of the function go to the log instead of into the protocol
     start = json.loads(samples.readline())
     die_with_parent(start["parent"])  # even while the function is stuck in C code
+    adopt_orphans()
     try:
         function = load_function(start["function"])
         check_signature(start["function"], function, start["arguments"])

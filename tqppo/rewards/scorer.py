@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Literal
 
 from tqppo.errors import DataError, TqppoError
+from tqppo.process_pool import ProcessPool, ProcessSpec, SampleFailed
 from tqppo.rewards.functions import BUILT_IN, INLINE, own_reward
-from tqppo.rewards.pool import FunctionSpec, ProcessPool, SampleFailed
 from tqppo.rewards.process import check_signature
 
 OnError = Literal["error", "zero", "drop_group"]
@@ -84,6 +84,17 @@ def resolve(function: str) -> str:
     return function or "task"
 
 
+def process_spec(spec: ScorerSpec) -> ProcessSpec:
+    """The process that runs the function."""
+    name = resolve(spec.function)
+    return ProcessSpec(
+        module="tqppo.rewards.process",
+        what=f"reward function {name!r}",
+        start={"function": name, "arguments": dict(spec.function_args)},
+        timeout_s=spec.timeout_s,
+    )
+
+
 class Scorer:
     """Scores samples, each within its deadline. `close` leaves no process behind.
 
@@ -92,10 +103,9 @@ class Scorer:
 
     def __init__(self, spec: ScorerSpec) -> None:
         self._spec = spec
-        self._function = FunctionSpec(resolve(spec.function), dict(spec.function_args), spec.timeout_s)
+        self._function = name = resolve(spec.function)
         self._pool: ProcessPool | None = None
         self._threads: ThreadPoolExecutor | None = None
-        name = self._function.function
         if name in BUILT_IN:
             check_signature(name, BUILT_IN[name], spec.function_args)
         else:
@@ -104,7 +114,7 @@ class Scorer:
     def start(self) -> None:
         """Start the processes now instead of with the first sample that needs them."""
         if self._pool is None:
-            self._pool = ProcessPool(self._function, max(self._spec.workers, 1))
+            self._pool = ProcessPool(process_spec(self._spec), max(self._spec.workers, 1))
             self._threads = ThreadPoolExecutor(self._pool.num_slots, thread_name_prefix="reward")
 
     async def score(
@@ -132,13 +142,13 @@ class Scorer:
         self._pool = self._threads = None
 
     def _is_inline(self, sample: Sample) -> bool:
-        name = own_reward(sample.extra) if self._function.function == "task" else self._function.function
+        name = own_reward(sample.extra) if self._function == "task" else self._function
         return self._spec.workers == 0 and name in INLINE
 
     def _inline(self, sample: Sample) -> object:
-        function = BUILT_IN[self._function.function]
+        function = BUILT_IN[self._function]
         try:
-            return function(sample.source, sample.solution, sample.answer, sample.extra, **self._function.arguments)
+            return function(sample.source, sample.solution, sample.answer, sample.extra, **self._spec.function_args)
         except TqppoError:
             raise
         except (ValueError, TypeError, ArithmeticError) as error:
@@ -161,7 +171,7 @@ class Scorer:
         return replace(reward, score=reward.score + penalty, metrics=metrics)
 
     def _failed(self, sample: Sample, why: str) -> Reward:
-        message = f"reward function {self._function.function!r} failed on a sample of {sample.source!r}: {why}"
+        message = f"reward function {self._function!r} failed on a sample of {sample.source!r}: {why}"
         if self._spec.on_error == "error":
             raise RewardError(
                 f"{message}. The sample was {sample.solution!r:.200}. "

@@ -17,6 +17,7 @@ class Assignment:
     sampling: Sampling
     partition: str = "train"
     greedy: bool = False  # one more session per prompt, at temperature 0: ReMax's baseline, validation's greedy answer
+    turns: bool = False  # whether rows get columns that describe their turns
     keep_tensors: bool = True  # False in validation, which reads tags only
 
     @property

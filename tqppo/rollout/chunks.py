@@ -87,12 +87,18 @@ class ChunkWriter:
         self.last_sampled = time.monotonic()
 
     async def add(
-        self, order: int, prompt: Prompt, outcomes: Sequence[Outcome], errors: Sequence[BaseException]
+        self,
+        order: int,
+        prompt: Prompt,
+        outcomes: Sequence[Outcome],
+        errors: Sequence[BaseException],
+        *,
+        retries: int = 0,
     ) -> None:
         """Take a finished group. The last of a chunk returns when the chunk is scored and in the queue."""
         self.last_sampled = time.monotonic()
         rows = group_rows(order, prompt, outcomes, self.task)
-        marker = group_marker(order, len(rows), outcomes, errors)
+        marker = group_marker(order, len(rows), outcomes, errors, retries)
         chunk = self.chunks[prompt.uid]
         chunk.groups.append(FinishedGroup(order, prompt, rows, marker))
         if len(chunk.groups) == chunk.size:

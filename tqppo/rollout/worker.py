@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol, cast
+from typing import cast
 
 import numpy as np
 import ray
@@ -22,10 +22,12 @@ from tqppo.ray_calls import this_node
 from tqppo.rewards.scorer import Scorer, ScorerSpec
 from tqppo.rollout.assignment import Assignment
 from tqppo.rollout.chunks import ChunkWriter
-from tqppo.rollout.loops.base import AgentLoop, Session, Trajectory, load_loop
+from tqppo.rollout.loops.base import AgentLoop, RunsSessions, Session, Trajectory, load_loop
 from tqppo.rollout.teachers.client import TeacherClient, TeacherRoutes
 from tqppo.rollout.teachers.figures import RolloutReport
-from tqppo.rollout.teachers.privileged import ChatTokenizer, own_prompt
+from tqppo.rollout.teachers.privileged import own_prompt
+from tqppo.rollout.template import ChatTemplate, Tokenizer
+from tqppo.rollout.turns import check_turns
 from tqppo.rollout.writer import GroupWriter, Outcome
 from tqppo.weights.copy import Copies
 from tqppo.weights.send import meeting_place
@@ -43,15 +45,10 @@ class RolloutSpec:
     agent: str = "single_turn"
     agent_args: Mapping[str, object] = field(default_factory=dict)
     max_trajectories: int = 1
+    session_retries: int = 0
     trust_remote_code: bool = False
     weight_sync: str = "auto"
     chat_template: bool = True  # whether prompts are rendered as chats
-
-
-class TextDecoder(ChatTokenizer, Protocol):
-    """The part of a tokenizer that the worker uses."""
-
-    def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str: ...
 
 
 class RolloutWorker:
@@ -63,7 +60,7 @@ class RolloutWorker:
         engine = replace(spec.engine, interface=meeting_place()[1])
         self.engine: RolloutEngine = plugins.load("rollout", spec.backend)(engine)
         self.copies = Copies()
-        self.loop: AgentLoop = load_loop(spec.agent, spec.agent_args)
+        self.loop: RunsSessions = load_loop(spec.agent, spec.agent_args)
         self.scorer: Scorer | None = None
         self.teachers: TeacherClient | None = None
 
@@ -72,8 +69,10 @@ class RolloutWorker:
         from transformers import AutoTokenizer
 
         loaded = AutoTokenizer.from_pretrained(self.spec.tokenizer, trust_remote_code=self.spec.trust_remote_code)
-        self.tokenizer = cast(TextDecoder, loaded)
+        self.chat = ChatTemplate(cast(Tokenizer, loaded))
         self.scorer = Scorer(self.spec.reward)
+        if isinstance(self.loop, AgentLoop):
+            await self.loop.start(self.chat)
         await self.engine.start()
         return this_node() if ray.is_initialized() else ""
 
@@ -92,13 +91,13 @@ class RolloutWorker:
     def _writer(self, prompts: Sequence[Prompt], task: Assignment) -> GroupWriter | ChunkWriter:
         if self.teachers is None:
             return GroupWriter(self.queue, task)
-        tokenizer, chat_template = self.tokenizer, self.spec.chat_template
+        chat, is_chat = self.chat, self.spec.chat_template
         return ChunkWriter(
             self.queue,
             task,
             prompts,
             self.teachers,
-            own_prompt=lambda template, prompt: own_prompt(template, prompt, tokenizer, chat_template=chat_template),
+            own_prompt=lambda template, prompt: own_prompt(template, prompt, chat, is_chat=is_chat),
             student_logprobs=self._logprobs,
         )
 
@@ -108,17 +107,37 @@ class RolloutWorker:
         return [each.logprobs[start:-1] for each, start in zip(scores, starts, strict=True)]
 
     async def _group(self, order: int, prompt: Prompt, task: Assignment, writer: GroupWriter | ChunkWriter) -> None:
-        """Run all sessions of one prompt. A failed session marks its group; a failed engine or dataset ends the run."""
+        """Run all sessions of one prompt. A session that fails for good marks its group as failed.
+
+        A retry has the seeds of the first attempt: after a failure that passes, such as a tool server's, the session
+        is the one that it would have been, and no answer that makes a tool fail is replaced by a luckier one.
+        """
+        outcomes: dict[int, Outcome | BaseException] = {}
+        pending, retries = list(range(task.num_sessions)), 0
+        for attempt in range(self.spec.session_retries + 1):
+            if attempt:
+                self.engine.expect(len(pending))
+                retries += len(pending)
+            outcomes |= await self._attempt(order, prompt, pending, task)
+            pending = [index for index in pending if isinstance(outcomes[index], BaseException)]
+            if not pending:
+                break
+        settled = [outcomes[index] for index in sorted(outcomes)]
+        finished = [outcome for outcome in settled if isinstance(outcome, Outcome)]
+        errors = [outcome for outcome in settled if isinstance(outcome, BaseException)]
+        await writer.add(order, prompt, finished, errors, retries=retries)
+
+    async def _attempt(
+        self, order: int, prompt: Prompt, sessions: Sequence[int], task: Assignment
+    ) -> dict[int, Outcome | BaseException]:
+        """Run these sessions and return what each ended with. A failed engine or dataset ends the run."""
         outcomes = await asyncio.gather(
-            *(self._session(order, prompt, index, task) for index in range(task.num_sessions)),
-            return_exceptions=True,
+            *(self._session(order, prompt, index, task) for index in sessions), return_exceptions=True
         )
         for outcome in outcomes:
             if isinstance(outcome, (EngineError, DataError, asyncio.CancelledError)):
                 raise outcome
-        finished = [outcome for outcome in outcomes if isinstance(outcome, Outcome)]
-        errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
-        await writer.add(order, prompt, finished, errors)
+        return dict(zip(sessions, outcomes, strict=True))
 
     async def _session(self, order: int, prompt: Prompt, index: int, task: Assignment) -> Outcome:
         is_greedy = index == task.group_size
@@ -127,13 +146,19 @@ class RolloutWorker:
             replace(task.sampling, temperature=0.0, top_p=1.0, top_k=0) if is_greedy else task.sampling,
             seed_parts=(task.seed, task.partition, task.step, prompt.uid, index),
             order=(order, index),
+            chat_template=self.chat,
+            max_context_tokens=self.spec.engine.max_context_tokens,
         )
         try:
             trajectories = await self.loop.run(prompt, llm)
+        except asyncio.CancelledError:
+            llm.record.is_cancelled = True
+            raise
         finally:
-            if llm.turn == 0:  # the loop made no request, so the engine must not wait for one
+            if llm.record.num_requests == 0:  # the loop made no request, so the engine must not wait for one
                 self.engine.expect(-1)
-        return await self._score(prompt, index, trajectories)
+        outcome = await self._score(prompt, index, trajectories)
+        return replace(outcome, counts=llm.totals(trajectories))
 
     async def _score(self, prompt: Prompt, index: int, trajectories: list[Trajectory]) -> Outcome:
         if not trajectories:
@@ -141,16 +166,20 @@ class RolloutWorker:
         if len(trajectories) > self.spec.max_trajectories:
             raise ValueError(
                 f"the agent loop returned {len(trajectories)} trajectories for prompt {prompt.uid}, "
-                f"session {index}; rollout.max_trajectories is {self.spec.max_trajectories}"
+                f"session {index}; rollout.max_trajectories is {self.spec.max_trajectories}. A chat template that "
+                "rewrites earlier turns makes one more per turn: `tqppo template check` shows it"
             )
+        for trajectory in trajectories:
+            check_turns(trajectory)
+        last = trajectories[-1]
+        text = last.answer
+        if text is None:
+            text = self.chat.decode(last.response_tokens, special=False)
+        if last.reward is not None:
+            return Outcome(index, trajectories, last.reward, text, {})
         assert self.scorer is not None, "start() comes first"
-        text = self.tokenizer.decode(list(trajectories[-1].response_tokens), skip_special_tokens=True)
         reward = await self.scorer.score(
-            prompt.source,
-            text,
-            prompt.answer,
-            prompt.extra,
-            response_tokens=len(trajectories[-1].response_tokens),
+            prompt.source, text, prompt.answer, prompt.extra, response_tokens=len(last.response_tokens)
         )
         answer = text if reward.prediction is None else reward.prediction
         return Outcome(index, trajectories, reward.score, answer, dict(reward.metrics), reward.drop_group)
@@ -169,5 +198,7 @@ class RolloutWorker:
             await self.engine.close()
         finally:
             self.copies.close()
+            if isinstance(self.loop, AgentLoop):
+                await self.loop.close()
             if self.scorer is not None:
                 self.scorer.close()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 
 import numpy as np
@@ -18,7 +18,8 @@ from tqppo.data.prompts import Prompt
 from tqppo.queue.client import Queue
 from tqppo.queue.meta import Jagged
 from tqppo.rollout.assignment import Assignment
-from tqppo.rollout.loops.base import Trajectory
+from tqppo.rollout.trajectory import Trajectory
+from tqppo.rollout.turns import turn_columns
 
 ANSWER_CHARACTERS = 200  # of a validation answer, kept in its tag for maj@k
 GATHER_S = 0.05  # how long a finished group waits for others to share its put: every put costs calls between processes
@@ -34,6 +35,7 @@ class Outcome:
     answer: str
     extra: dict[str, float]
     drop_group: bool = False
+    counts: dict[str, float] = field(default_factory=dict)  # of the session: tool calls and the like
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,12 @@ class GroupRow:
     reward: float
     baseline: float | None  # reward of the group's greedy session, if there is one
     tags: RowTags
+    is_last: bool  # of its session
+
+    @property
+    def turns(self) -> tuple[Trajectory, float]:
+        """The trajectory, and what its last turn earns where the loop rewards no turns: the session's reward."""
+        return self.trajectory, self.reward if self.is_last else 0.0
 
 
 class GroupWriter:
@@ -59,11 +67,18 @@ class GroupWriter:
         self.flushing: asyncio.Task[None] | None = None
 
     async def add(
-        self, order: int, prompt: Prompt, outcomes: Sequence[Outcome], errors: Sequence[BaseException]
+        self,
+        order: int,
+        prompt: Prompt,
+        outcomes: Sequence[Outcome],
+        errors: Sequence[BaseException],
+        *,
+        retries: int = 0,
     ) -> None:
+        """Take a group whose sessions are all settled; `retries` counts the further attempts of failed sessions."""
         rows = group_rows(order, prompt, outcomes, self.task)
         self.rows += rows
-        self.markers[prompt.uid] = group_marker(order, len(rows), outcomes, errors)
+        self.markers[prompt.uid] = group_marker(order, len(rows), outcomes, errors, retries)
         if self.flushing is not None and self.flushing.done():
             self.flushing.result()  # raises the error of a failed put now instead of after all prompts are sampled
             self.flushing = None
@@ -92,7 +107,8 @@ class GroupWriter:
         partition = self.task.partition
         if rows and self.task.keep_tensors:
             tags = [row.tags for row in rows]
-            await self.queue.aio.put([row.key for row in rows], row_columns(rows), partition=partition, tags=tags)
+            columns = row_columns(rows) | (turn_columns([row.turns for row in rows]) if self.task.turns else {})
+            await self.queue.aio.put([row.key for row in rows], columns, partition=partition, tags=tags)
         elif rows:
             await self.queue.aio.tag({row.key: row.tags for row in rows}, partition=partition)
         # The markers come last: a group whose marker is in the queue has all its rows there.
@@ -112,14 +128,21 @@ def group_rows(order: int, prompt: Prompt, outcomes: Sequence[Outcome], task: As
         GroupRow(
             key=f"{prompt.uid}_{outcome.session}_{number}",
             trajectory=trajectory,
-            reward=outcome.reward,
+            reward=_row_reward(outcome, number),
             baseline=baseline,
             tags=_row_tags(order, prompt, outcome, number, baseline=baseline, with_answer=not task.keep_tensors),
+            is_last=number == len(outcome.trajectories) - 1,
         )
         for outcome in outcomes
         if not (has_baseline and outcome.session == task.group_size)
         for number, trajectory in enumerate(outcome.trajectories)
     ]
+
+
+def _row_reward(outcome: Outcome, number: int) -> float:
+    """What the loop gave this trajectory, or the reward of its session."""
+    own = outcome.trajectories[number].reward
+    return outcome.reward if own is None else own
 
 
 def _row_tags(
@@ -135,7 +158,7 @@ def _row_tags(
         "prompt_len": num_prompt,
         "response_len": num_response,
         "seq_len": num_prompt + num_response,
-        "reward": outcome.reward,
+        "reward": _row_reward(outcome, number),
         "finish": trajectory.finish,
         "turns": trajectory.num_turns,
         "weight_version": trajectory.weight_version,
@@ -143,6 +166,10 @@ def _row_tags(
     }
     if outcome.extra:
         tags["extra"] = outcome.extra
+    if trajectory.metrics:
+        tags["metrics"] = dict(trajectory.metrics)
+    if outcome.counts and number == len(outcome.trajectories) - 1:
+        tags["counts"] = outcome.counts
     if baseline is not None:
         tags["baseline"] = baseline
     if with_answer:
@@ -151,15 +178,24 @@ def _row_tags(
     return tags
 
 
-def group_marker(order: int, rows: int, outcomes: Sequence[Outcome], errors: Sequence[BaseException]) -> PromptTags:
+def group_marker(
+    order: int, rows: int, outcomes: Sequence[Outcome], errors: Sequence[BaseException], retries: int = 0
+) -> PromptTags:
     """The tags of a prompt's own row, which says how its group ended."""
-    status = "finished"
-    if errors or any(not outcome.trajectories for outcome in outcomes):
-        status = "failed"
+    failed = len(errors) + sum(not outcome.trajectories for outcome in outcomes)
+    status = "failed" if failed else "finished"
     if any(outcome.drop_group for outcome in outcomes):
         status = "dropped"
     error = f"{type(errors[0]).__name__}: {errors[0]}" if errors else ""
-    return {"is_prompt": True, "status": status, "order": order, "rows": rows, "error": error}
+    return {
+        "is_prompt": True,
+        "status": status,
+        "order": order,
+        "rows": rows,
+        "error": error,
+        "failed_sessions": failed,
+        "retries": retries,
+    }
 
 
 def row_columns(rows: Sequence[GroupRow]) -> dict[str, Jagged | torch.Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,12 +13,15 @@ from typing import TYPE_CHECKING
 from tqppo.config.sections import Config
 from tqppo.config.show.export import flat
 from tqppo.display.display import Display, Ending
+from tqppo.errors import LockLost, OutOfSpace
 from tqppo.metrics import files as metrics_files
 from tqppo.metrics import trackers
+from tqppo.metrics.events import Event
 from tqppo.metrics.files import EventLog, MetricsLog
 from tqppo.run.checkpoint import Checkpoint, CheckpointStore
 from tqppo.run.cluster import ray_cluster
 from tqppo.run.folder import RunFolder
+from tqppo.run.lock import RunLock
 from tqppo.run.loop import Loop, Schedule
 from tqppo.run.signals import Aborted, StopRequest
 
@@ -33,14 +36,17 @@ class Attempt:
     config: Config
     folder: RunFolder
     checkpoint: Checkpoint | None
+    lock: RunLock
     verbosity: int
+
+    def __post_init__(self) -> None:
+        self.start = self.checkpoint.step if self.checkpoint else 0
+        self.store = self._store()
 
     def run(self) -> int:
         logs = self.folder.next_attempt()
-        self.start = self.checkpoint.step if self.checkpoint else 0
-        damage = metrics_files.cut(self.folder.metrics, self.start) if self.checkpoint else ""
-        if damage:
-            logging.getLogger(__name__).warning(damage)
+        if self.checkpoint:
+            self.go_back()
         self.display = Display(
             self.folder.name,
             subtitle=f"{self.config.mode} · {self.config.model.path} · {self.config.rollout.backend}",
@@ -49,7 +55,7 @@ class Attempt:
         )
         if self.checkpoint and self.folder.metrics.exists():
             self.display.recall(metrics_files.read(self.folder.metrics))
-        self.events = EventLog(self.folder.events)
+        self.events, self.metrics = EventLog(self.folder.events), MetricsLog(self.folder.metrics)
         self.is_training = False
         self.events.write("start", step=self.start, logs=str(logs))
         code = 1
@@ -59,8 +65,38 @@ class Attempt:
         except Aborted:
             code = 128 + stop.number
         finally:
-            self.events.write("end", exit_code=code)
+            self._end(code)
         return code
+
+    def _store(self) -> CheckpointStore:
+        options = self.config.checkpoint
+        return CheckpointStore(
+            self.folder.checkpoints,
+            keep_last=options.keep_last,
+            keep_every=options.keep_every,
+            run_files=self.folder.files_of_resume,
+            check=self.lock.check,
+        )
+
+    def go_back(self) -> None:
+        """Bring the run's files back to the step of the checkpoint: first the checkpoints, so that a kill in between
+        leaves metrics of too many steps, which the next resume cuts, and not of too few."""
+        self.store.remove_partial()
+        later = self.store.set_later_aside(self.start)
+        said = metrics_files.cut(self.folder.metrics, self.start)
+        if later:
+            steps = ", ".join(map(str, later))
+            said.append(f"going on from step {self.start}; later checkpoints ({steps}) go as the run passes them")
+        for each in said:
+            logging.getLogger(__name__).warning(each)
+
+    def _end(self, code: int) -> None:
+        with suppress(LockLost):  # then the folder belongs to another process
+            self.lock.check()
+            self.store.remove_partial()
+            self.events.write("end", exit_code=code)
+            with suppress(OutOfSpace):  # the user knows; there may be room now that nothing partial is left
+                self.metrics.flush()
 
     def _stopping(self, name: str) -> None:
         what = "finishing this step, then saving" if self.is_training else "stopping before the first step"
@@ -89,10 +125,11 @@ class Attempt:
                 first_step=self.start + 1 if self.checkpoint else 0,
             )
             stack.callback(self.trackers.close)
-            stack.callback(stop.ignore)  # the first of all that takes down
+            stack.callback(stop.ignore)  # runs first when the stack closes
             loop = self._loop(run, stop)
             self.is_training = True
             code = loop.run(self.start)
+            self.metrics.flush()
             self._print_ending(code)
         return code
 
@@ -102,10 +139,11 @@ class Attempt:
     def _build(self, logs: Path, stack: ExitStack) -> LiveRun:
         from tqppo.run.build import build
 
-        run = build(self.config, self.folder, logs, stack, self.display.stage)
+        run = build(self.config, self.folder, logs, stack, self.display.stage, report=self._report)
         if self.checkpoint is not None:
             with self.display.stage(f"loading the checkpoint of step {self.start}"):
                 run.load(self.checkpoint.folder, self.checkpoint.driver_state(), self.start)
+        self.store.remember_run_files()
         return run
 
     def _loop(self, run: LiveRun, stop: StopRequest) -> Loop:
@@ -121,17 +159,12 @@ class Attempt:
                 saves_or_stops=config.checkpoint.on_full_disk == "stop",
             ),
             stop=stop,
-            store=CheckpointStore(
-                self.folder.checkpoints,
-                keep_last=config.checkpoint.keep_last,
-                keep_every=config.checkpoint.keep_every,
-                run_files=self.folder.files_of_resume,
-            ),
+            store=self.store,
             log=self._log,
             validate=run.validate,
             measure=run.measure,
             leftovers=run.leftovers,
-            save_parts=run.save,
+            save_parts=lambda folder: self._save_parts(run, folder),
             driver_state=run.driver_state,
             export=lambda: self._export(run),
             checkpoint_bytes=run.checkpoint_bytes,
@@ -142,27 +175,50 @@ class Attempt:
         self.display.note(message)
         self.events.write("warning", message=message)
 
+    def _report(self, event: Event) -> None:
+        """Write what a stage of the step reports; a notice is shown as well."""
+        self.events.report(event)
+        if event.notice:
+            self.display.note(event.notice)
+
     def _log(self, step: int, metrics: dict[str, float]) -> None:
-        MetricsLog(self.folder.metrics).write(step, metrics)
+        self.lock.check()
+        try:
+            self.metrics.write(step, metrics)
+        except OutOfSpace as error:
+            if self.config.checkpoint.on_full_disk == "stop":
+                raise OutOfSpace(f"the metrics of step {step} were not written: {error}") from error
+            self._warn(f"the metrics of step {step} wait for room on the disk, training goes on: {error}")
         self.trackers.log(step, metrics)
         self.display.step(step, metrics)
+
+    def _save_parts(self, run: LiveRun, folder: Path) -> None:
+        self.metrics.sync()  # a checkpoint without the metrics up to its step would leave a gap
+        run.save(folder)
 
     def _export(self, run: LiveRun) -> None:
         if not self.config.checkpoint.export:
             return
         with self.display.stage("exporting the model"):
+            self.lock.check()
             partial = self.folder.export.with_name(".partial-hf")
             shutil.rmtree(partial, ignore_errors=True)
-            run.export(partial)
-            shutil.rmtree(self.folder.export, ignore_errors=True)
-            partial.rename(self.folder.export)
+            try:
+                run.export(partial)
+                self.folder.replace_export(partial, max(self.start, self.config.run.max_steps))
+            except OutOfSpace as error:
+                shutil.rmtree(partial, ignore_errors=True)
+                again = f"; `tqppo resume --checkpoint {self.folder.name}` exports it once there is room"
+                raise OutOfSpace(
+                    f"the model was not exported: {error}{again if self.folder.is_saved else ''}"
+                ) from error
 
     def _print_ending(self, code: int) -> None:
         folder, name = self.folder, self.folder.name
         steps = f"{self.display.progress.step} of {self.config.run.max_steps} steps"
         places = {"run": str(folder.path), "metrics": str(folder.metrics), "checkpoints": str(folder.checkpoints)}
         resume = f"tqppo resume --checkpoint {name}"
-        is_saved = any(folder.checkpoints.glob("step_*"))
+        is_saved = folder.is_saved
         if code:
             self.display.finish(
                 Ending(f"stopped after {steps}", places, [(resume, "go on from here")] if is_saved else [])

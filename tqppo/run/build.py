@@ -22,6 +22,7 @@ from tqppo.data.dataset import is_procedural
 from tqppo.data.prompts import DataSpec, Prompt, Sampler, demonstrations, for_validation
 from tqppo.data.prompts import load as load_prompts
 from tqppo.errors import PreflightError
+from tqppo.metrics.events import ReportEvent, unreported
 from tqppo.queue.client import Queue
 from tqppo.rollout.pool import RolloutPool
 from tqppo.rollout.teachers.pool import TeacherPool
@@ -49,19 +50,18 @@ START_TIMEOUT_S = 600.0
 W = TypeVar("W", bound=Worker)
 
 
-def build(config: Config, folder: RunFolder, logs: Path, stack: ExitStack, announce: Announce) -> LiveRun:
+def build(
+    config: Config,
+    folder: RunFolder,
+    logs: Path,
+    stack: ExitStack,
+    announce: Announce,
+    *,
+    report: ReportEvent = unreported,
+) -> LiveRun:
     """Start everything and wait until it is ready; closing `stack` takes it down."""
     check_resources(demands(config), ray.cluster_resources())  # type: ignore[no-untyped-call]
-    with announce("making the model" if config.model.path == "tiny" else "finding the model"):
-        model = prepare_model(config, folder.model)
-    paths = RunPaths(
-        model=model,
-        tokenizer=config.model.tokenizer or model,
-        logs=logs,
-        publish=publish_folder(stack),
-        teachers=prepare_teachers(config, model, folder.scores, announce),
-        scores=folder.scores,
-    )
+    paths = prepare_paths(config, folder, logs, stack, announce)
     tokenizer = load_tokenizer(config, paths)
     queue = make_queue(config, stack)
     share = process_shares(config)
@@ -89,6 +89,7 @@ def build(config: Config, folder: RunFolder, logs: Path, stack: ExitStack, annou
         clock,
         trajectories=trajectory_schedule(config, folder),
         vocabulary=len(tokenizer),
+        report=report,
     )
     return LiveRun(
         queue, groups.actor, groups.critic, stages, clock, make_trainer(config, stages), sampler, validator, teachers
@@ -96,6 +97,20 @@ def build(config: Config, folder: RunFolder, logs: Path, stack: ExitStack, annou
 
 
 # -- the model ---------------------------------------------------------------------------------------------------------
+
+
+def prepare_paths(config: Config, folder: RunFolder, logs: Path, stack: ExitStack, announce: Announce) -> RunPaths:
+    """Find or make the models of the run; returns where everything is."""
+    with announce("making the model" if config.model.path == "tiny" else "finding the model"):
+        model = prepare_model(config, folder.model)
+    return RunPaths(
+        model=model,
+        tokenizer=config.model.tokenizer or model,
+        logs=logs,
+        publish=publish_folder(stack),
+        teachers=prepare_teachers(config, model, folder.scores, announce),
+        scores=folder.scores,
+    )
 
 
 def prepare_model(config: Config, folder: Path) -> str:
@@ -203,9 +218,9 @@ def start_teachers(
     config: Config, paths: RunPaths, queue: Queue, vocabulary: int, stack: ExitStack
 ) -> TeacherPool | None:
     """The teachers of the config, starting; None in modes without."""
-    if not facts.has_teachers(config):
+    setups = configure.teacher_setups(config, paths, vocabulary=vocabulary)
+    if not setups:
         return None
-    setups = [configure.teacher_setup(config, paths, name, vocabulary=vocabulary) for name in config.teachers]
     teachers = TeacherPool(setups, queue, configure.teacher_routing(config))
     stack.callback(teachers.close)
     teachers.start()

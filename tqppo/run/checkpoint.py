@@ -3,6 +3,9 @@
 A checkpoint is a folder `step_000012` that exists only once it is complete: it is written under another
 name, synced, hashed into its MANIFEST.json, then renamed; `latest` moves last. The manifest also has the hashes of the
 run's own files that a resume reads, such as its config. Only the process that holds the run's lock writes here.
+
+Whatever is on its way in or out has a name that begins with a dot: `.partial-step_…` is deleted when the run next
+starts or ends, `.later-step_…` when the run, resumed from an earlier checkpoint, has saved that step again.
 """
 
 from __future__ import annotations
@@ -10,8 +13,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +28,9 @@ FORMAT = 2
 MANIFEST = "MANIFEST.json"
 DRIVER = "driver.json"
 PREFIX = "step_"
+CONFIG = "config.resolved.toml"
+PARTIAL, LATER = f".partial-{PREFIX}", f".later-{PREFIX}"
+SMALL_FILES_BYTES = 1 << 20  # what a checkpoint takes besides tensors, at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +46,30 @@ class Checkpoint:
 
 
 class CheckpointStore:
-    """The `checkpoints` folder of one run. `run_files` are the run's own files that a resume reads."""
+    """The `checkpoints` folder of one run.
+
+    `run_files` are the run's own files that a resume reads. `check` raises if this process may no longer write here.
+    """
 
     def __init__(
-        self, folder: Path, *, keep_last: int = 2, keep_every: int = 0, run_files: Callable[[], list[Path]] = list
+        self,
+        folder: Path,
+        *,
+        keep_last: int = 2,
+        keep_every: int = 0,
+        run_files: Callable[[], list[Path]] = list,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
-        self.folder = folder
-        self.keep_last = keep_last
-        self.keep_every = keep_every
-        self.run_files = run_files
+        self.folder, self.keep_last, self.keep_every = folder, keep_last, keep_every
+        self.run_files, self.check = run_files, check
+        self._run_digests: dict[str, dict[str, Any]] | None = None
+
+    def remember_run_files(self) -> None:
+        """Hash the run's own files now: one that is changed while the run goes on must not pass for the original."""
+        self._run_digests = {name: _digest(self.folder.parent / name) for name in self._run_file_names()}
+
+    def _run_file_names(self) -> list[str]:
+        return [str(path.relative_to(self.folder.parent)) for path in self.run_files()]
 
     def write(
         self, step: int, save_parts: Callable[[Path], None], driver_state: Mapping[str, Any], *, num_bytes: int = 0
@@ -57,26 +79,32 @@ class CheckpointStore:
         A save that fails leaves the checkpoints that are there as they are. `num_bytes` is what it will take, at
         least: without that much room it is not begun. `OutOfSpace` if the disk is full.
         """
+        self.check()
         self.folder.mkdir(parents=True, exist_ok=True)
         self.remove_partial()
-        space.require(self.folder, num_bytes)
+        space.require(self.folder, num_bytes + SMALL_FILES_BYTES if num_bytes else 0)
         try:
             with space.explained(self.folder, num_bytes):
                 partial = self._fill(step, save_parts, driver_state)
         except (OSError, TqppoError):
             self.remove_partial()
             raise
-        final = self.folder / f"{PREFIX}{step:06d}"
-        if final.exists():  # left by an earlier attempt that was resumed from before it
-            shutil.rmtree(final)
+        self.check()
+        final = self._path(step)
+        self._discard(final)  # left by an earlier attempt that was resumed from before it
         partial.rename(final)
-        _sync(self.folder)
+        space.sync(self.folder)
         self._point_latest(final)
-        self._prune()
+        self._prune(step)
         return final
 
+    def _path(self, step: int) -> Path:
+        return self.folder / f"{PREFIX}{step:06d}"
+
     def _fill(self, step: int, save_parts: Callable[[Path], None], driver_state: Mapping[str, Any]) -> Path:
-        partial = self.folder / f".partial-{PREFIX}{step:06d}"
+        if self._run_digests is None:
+            self.remember_run_files()
+        partial = self._unused(step)
         partial.mkdir()
         save_parts(partial)
         (partial / DRIVER).write_text(json.dumps(driver_state, indent=2, sort_keys=True) + "\n")
@@ -84,7 +112,7 @@ class CheckpointStore:
             "format": FORMAT,
             "step": step,
             "files": {str(path.relative_to(partial)): _digest(path) for path in _files(partial)},
-            "run_files": {str(path.relative_to(self.folder.parent)): _digest(path) for path in self.run_files()},
+            "run_files": self._run_digests,
         }
         (partial / MANIFEST).write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n")
         _sync_tree(partial)
@@ -92,12 +120,37 @@ class CheckpointStore:
 
     def remove_partial(self) -> None:
         """Remove what a save that was killed or failed left behind."""
-        for path in self.folder.glob(f".partial-{PREFIX}*"):
-            shutil.rmtree(path)
+        for path in self.folder.glob(f"{PARTIAL}*"):
+            shutil.rmtree(path, ignore_errors=True)  # a worker of a killed run may write here for another moment
+
+    def _unused(self, step: int) -> Path:
+        """A new name for what is on its way in or out."""
+        return self.folder / f"{PARTIAL}{step:06d}-{secrets.token_hex(4)}"
+
+    def _discard(self, checkpoint: Path) -> None:
+        """Remove a checkpoint, if there is one. Its name is gone first: no reader finds half of it under that name."""
+        going = self._unused(_step_of(checkpoint))
+        with suppress(FileNotFoundError):
+            checkpoint.rename(going)
+        shutil.rmtree(going, ignore_errors=True)
+
+    def set_later_aside(self, step: int) -> list[int]:
+        """Hide the checkpoints after `step`, from where the run goes on: a later resume must not jump to them.
+
+        They are deleted once the run has saved their step again. Returns their steps.
+        """
+        later = [each for each in self.steps() if each > step]
+        for each in later:
+            hidden = self.folder / f"{LATER}{each:06d}"
+            self._discard(hidden)
+            self._path(each).rename(hidden)
+        if later:
+            self._point_latest(self._path(step))
+        return later
 
     def steps(self) -> list[int]:
         """Steps that have a folder, oldest first; whether they are complete is for `open_checkpoint` to say."""
-        return sorted(int(path.name[len(PREFIX) :]) for path in self.folder.glob(f"{PREFIX}*") if _is_step(path))
+        return sorted(_step_of(path) for path in self.folder.glob(f"{PREFIX}*") if _is_step(path))
 
     def newest(self, warn: Callable[[str], None] = lambda message: None) -> Checkpoint:
         """The newest complete checkpoint; later ones that are damaged are named to `warn` and passed over.
@@ -107,7 +160,7 @@ class CheckpointStore:
         problems: list[str] = []
         for step in reversed(self.steps()):
             try:
-                found = open_checkpoint(self.folder / f"{PREFIX}{step:06d}")
+                found = self.open(self._path(step))
             except NewerFormat:
                 raise
             except CheckpointError as error:
@@ -121,6 +174,10 @@ class CheckpointStore:
             raise CheckpointError(f"no checkpoint in {self.folder} can be read; nothing was changed:\n  {listed}")
         raise CheckpointError(f"there is no checkpoint in {self.folder} to resume from; nothing was changed")
 
+    def open(self, checkpoint: Path) -> Checkpoint:
+        """One checkpoint, complete and with all of the run's files that a resume reads."""
+        return open_checkpoint(checkpoint, self._run_file_names())
+
     def _point_latest(self, target: Path) -> None:
         link = self.folder / ".latest"
         with suppress(FileNotFoundError):
@@ -128,21 +185,24 @@ class CheckpointStore:
         link.symlink_to(target.name)
         link.replace(self.folder / "latest")
 
-    def _prune(self) -> None:
-        steps = self.steps()
+    def _prune(self, newest: int) -> None:
+        steps = [step for step in self.steps() if step <= newest]
         for step in steps[: -self.keep_last]:
             if not (self.keep_every and step % self.keep_every == 0):
-                shutil.rmtree(self.folder / f"{PREFIX}{step:06d}")
+                self._discard(self._path(step))
+        for later in self.folder.glob(f"{LATER}*"):
+            if later.name[len(LATER) :].isdecimal() and _step_of(later) <= newest:
+                self._discard(later)
 
 
 class NewerFormat(CheckpointError):
     """The checkpoint was written by a later version of tqppo."""
 
 
-def open_checkpoint(folder: Path) -> Checkpoint:
+def open_checkpoint(folder: Path, run_files: Iterable[str] = ()) -> Checkpoint:
     """A checkpoint whose files, and the run's files that belong to it, are as they were when it was written.
 
-    Otherwise a `CheckpointError` that names the first file that is not.
+    Otherwise a `CheckpointError` that names the first file that is not. `run_files` must be among the run's files.
     """
     if not folder.is_dir():
         raise CheckpointError(f"there is no checkpoint at {folder}")
@@ -151,6 +211,10 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     if unlisted:
         raise CheckpointError(
             f"{folder / min(unlisted)} is not in {MANIFEST}: it was added after the checkpoint was saved"
+        )
+    if surplus := set(run_files) - manifest.run_files.keys():
+        raise CheckpointError(
+            f"{folder.resolve().parent.parent / min(surplus)} is not in {folder / MANIFEST}: the list is not whole"
         )
     for base, files in ((folder, manifest.files), (folder.resolve().parent.parent, manifest.run_files)):
         for name, expected in files.items():
@@ -171,7 +235,7 @@ def _manifest(folder: Path) -> Manifest:
         raise CheckpointError(f"{path} is missing: this checkpoint is partial")
     try:
         read = json.loads(path.read_bytes())
-        version = int(read["format"])
+        version = _whole_number(read["format"])
         if version > FORMAT:
             raise NewerFormat(
                 f"{folder} has checkpoint format {version}, and this tqppo reads format {FORMAT}: "
@@ -179,12 +243,12 @@ def _manifest(folder: Path) -> Manifest:
             )
         if version < FORMAT:
             raise CheckpointError(f"{folder} has checkpoint format {version}; this tqppo reads format {FORMAT}")
-        found = Manifest(int(read["step"]), dict(read["files"]), dict(read["run_files"]))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        found = Manifest(_whole_number(read["step"]), dict(read["files"]), dict(read["run_files"]))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError) as error:
         raise CheckpointError(f"{path} is corrupt: {type(error).__name__}: {error}") from None
     if DRIVER not in found.files:
         raise CheckpointError(f"{path} is corrupt: it does not list {DRIVER}")
-    if _is_step(folder.resolve()) and int(folder.resolve().name[len(PREFIX) :]) != found.step:
+    if _is_step(folder.resolve()) and _step_of(folder.resolve()) != found.step:
         raise CheckpointError(f"{path} is corrupt: it says step {found.step}")
     for name in (*found.files, *found.run_files):
         if Path(name).is_absolute() or ".." in Path(name).parts:
@@ -192,9 +256,15 @@ def _manifest(folder: Path) -> Manifest:
     return found
 
 
+def _whole_number(value: object) -> int:
+    if not isinstance(value, int):
+        raise TypeError(f"{value!r:.40} is not a whole number")
+    return value
+
+
 def _check_file(base: Path, name: str, expected: Any) -> None:
     path = base / name
-    if not path.is_file():
+    if not os.path.isfile(path):  # false for impossible names too, unlike `is_file`
         raise CheckpointError(f"{path} is missing: this checkpoint is partial")
     if not isinstance(expected, dict) or path.stat().st_size != expected.get("bytes") or _digest(path) != expected:
         raise CheckpointError(f"{path} is corrupt: it is not what {MANIFEST} recorded when it was saved")
@@ -218,12 +288,15 @@ def find_run(checkpoint: str, runs: Path) -> tuple[Path, Path | None]:
         return path.parent.parent, None
     if _is_step(path) and path.is_dir() and _is_run(path.resolve().parent.parent):
         return path.resolve().parent.parent, path
+    for candidate in (path, runs / checkpoint, *([path.parent.parent] if _is_step(path) else [])):
+        if (candidate / "checkpoints").is_dir():
+            raise CheckpointError(f"{candidate / CONFIG} is missing, without which the run cannot go on")
     names = ", ".join(sorted(run.name for run in _runs(runs))[-8:]) or "none"
     raise CheckpointError(f"{checkpoint!r} is neither a checkpoint nor a run; runs in {runs}/: {names}")
 
 
 def _last_run(runs: Path) -> Path:
-    found = sorted(_runs(runs), key=lambda run: (run / "config.resolved.toml").stat().st_mtime_ns)
+    found = sorted(_runs(runs), key=lambda run: (run / CONFIG).stat().st_mtime_ns)
     if not found:
         raise CheckpointError(f"there is no run in {runs}/ to resume; start one with `tqppo train`")
     return found[-1]
@@ -234,11 +307,15 @@ def _runs(runs: Path) -> list[Path]:
 
 
 def _is_run(path: Path) -> bool:
-    return (path / "config.resolved.toml").is_file()
+    return os.path.isfile(path / CONFIG)
 
 
 def _is_step(path: Path) -> bool:
-    return path.name.startswith(PREFIX) and path.name[len(PREFIX) :].isdigit()
+    return path.name.startswith(PREFIX) and path.name[len(PREFIX) :].isdecimal()
+
+
+def _step_of(path: Path) -> int:
+    return int(path.name.rpartition(PREFIX)[2])
 
 
 def _files(folder: Path) -> Iterator[Path]:
@@ -255,12 +332,4 @@ def _digest(path: Path) -> dict[str, Any]:
 
 def _sync_tree(folder: Path) -> None:
     for path in [*folder.rglob("*"), folder]:
-        _sync(path)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        space.sync(path)

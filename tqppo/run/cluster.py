@@ -1,4 +1,4 @@
-"""Ray for one run: a private one on this machine, or a cluster that is there already; gone afterwards.
+"""Ray for one run: a private one on this machine that ends with the run, or a cluster that runs already.
 
 Imported only by `train` and `resume`.
 """
@@ -19,6 +19,8 @@ from tqppo.errors import PreflightError
 from tqppo.lifeline import Watcher, descendants
 from tqppo.reaper import claim, reap
 from tqppo.weights import location
+
+log = logging.getLogger(__name__)
 
 PRIVATE_PREFIX = "tqppo-ray-"
 ANSWER_TIMEOUT_S = 10.0
@@ -78,7 +80,7 @@ def _check_answers(address: str) -> None:
 
 
 def _quiet() -> None:
-    """Workers keep this process's priority, and do not report usage."""
+    """Set Ray's defaults: workers keep this process's priority, and no usage is reported."""
     os.environ.setdefault("RAY_worker_niceness", "0")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -86,7 +88,11 @@ def _quiet() -> None:
 
 
 def _keep_logs(session: Path, logs: Path) -> None:
-    """What Ray's workers printed, for the run's folder."""
-    for path in sorted(session.glob("session_2*/logs/worker-*")):
-        if path.is_file() and path.stat().st_size:
-            shutil.copy(path, logs / path.name)
+    """Copy what Ray's workers printed into the run's folder. A failure, such as a full disk, must not hide why a run
+    ended, nor keep Ray's own folder from being removed."""
+    try:
+        for path in sorted(session.glob("session_2*/logs/worker-*")):
+            if path.is_file() and path.stat().st_size:
+                shutil.copy(path, logs / path.name)
+    except OSError as error:
+        log.warning("the logs of Ray's workers could not be copied to %s: %s", logs, error.strerror)

@@ -11,10 +11,11 @@ from tqppo.algorithms.kl import Controller
 from tqppo.config import facts
 from tqppo.config.sections import Config
 from tqppo.data.prompts import Prompt
+from tqppo.metrics.events import ReportEvent, unreported
 from tqppo.queue.client import Queue
 from tqppo.rollout.assignment import Assignment
 from tqppo.run import configure
-from tqppo.trainers.groups import GroupCollector
+from tqppo.trainers.groups import CollectorOptions, GroupCollector
 from tqppo.trainers.stages import (
     ActorStage,
     AdvantageStage,
@@ -68,20 +69,18 @@ def make_stages(
     *,
     trajectories: Callable[[int], Path | None] = lambda step: None,
     vocabulary: int,
+    report: ReportEvent = unreported,
 ) -> Stages:
     """Every stage of the run, from its config and the processes that compute it."""
     queue, groups = processes.queue, processes.groups
-    features, rollout, algorithm = facts.features(config), config.rollout, config.algorithm
-    collector = GroupCollector(
-        queue, draw, rollout.on_incomplete_group, algorithm.filter_groups, algorithm.filter_max_rounds
-    )
+    features, rollout = facts.features(config), config.rollout
     verifies = rollout.verify_weights and rollout.backend != "embedded"
     critic = groups.critic
     return Stages(
         queue=queue,
         rollout=RolloutStage(
             processes.engines,
-            collector,
+            GroupCollector(queue, draw, collector_options(config), report),
             clock,
             assignment=training_task(config),
             num_prompts=config.data.batch_size,
@@ -89,11 +88,21 @@ def make_stages(
         ),
         reward_model=RewardModelStage(groups.reward_model, clock),
         padding=PaddingStage(queue, clock, facts.required_multiple(config)),
-        actor=ActorStage(groups.actor, clock, features, facts.mini_batch_rows(config, "actor")),
+        actor=ActorStage(groups.actor, clock, features, facts.mini_batch_rows(config, "actor"), report),
         reference=ReferenceStage(groups.reference, groups.actor, clock, features),
         critic=None if critic is None else CriticStage(critic, clock, facts.mini_batch_rows(config, "critic")),
         advantages=AdvantageStage(processes.estimator, clock, features, kl_controller(config), trajectories),
         critic_only_steps=config.critic.warmup_only_steps,
+    )
+
+
+def collector_options(config: Config) -> CollectorOptions:
+    rollout, algorithm = config.rollout, config.algorithm
+    return CollectorOptions(
+        on_incomplete=rollout.on_incomplete_group,
+        filter_groups=algorithm.filter_groups,
+        max_rounds=algorithm.filter_max_rounds,
+        on_short=rollout.on_short_batch,
     )
 
 
@@ -110,6 +119,7 @@ def training_task(config: Config) -> Assignment:
         group_size=config.rollout.group_size,
         sampling=configure.sampling(config),
         greedy=facts.features(config).has_greedy_baseline,
+        turns=facts.features(config).credits_turns,
     )
 
 
@@ -120,7 +130,7 @@ def kl_controller(config: Config) -> Controller:
 
 
 def make_probe(config: Config, actor: Group[Actor], vocabulary: int) -> Callable[[], Probe]:
-    """After each weight sync: the trainer's log-probabilities of one fixed sequence, for the engine to agree with."""
+    """Returns a function that scores one fixed sequence with the trainer: engines must agree after a weight sync."""
     length = min(PROBE_TOKENS, facts.context_tokens(config))
     tokens = [(7 * i * i + 3 * i + config.run.seed) % vocabulary for i in range(length)]
     tolerance = TOLERANCE["float32"] if config.model.dtype in ("auto", "float32") else 0.1

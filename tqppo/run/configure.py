@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
+from tqppo import plugins
 from tqppo.algorithms.advantages import EstimateOptions
 from tqppo.algorithms.losses import PolicyOptions
 from tqppo.config import facts
@@ -123,13 +124,21 @@ def rollout_spec(config: Config, paths: RunPaths, eos_token_ids: tuple[int, ...]
         engine=engine,
         tokenizer=paths.tokenizer,
         reward=ScorerSpec.of(config.reward, max_new_tokens=rollout.max_new_tokens),
-        agent=rollout.agent,
-        agent_args=dict(rollout.agent_args),
+        agent=plugins.absolute(rollout.agent),
+        agent_args={name: with_full_paths(value) for name, value in rollout.agent_args.items()},
         max_trajectories=rollout.max_trajectories,
+        session_retries=rollout.session_retries,
         trust_remote_code=model.trust_remote_code,
         weight_sync=rollout.weight_sync,
         chat_template=config.data.chat_template,
     )
+
+
+def with_full_paths(value: object) -> object:
+    """An argument of an agent loop; each `file.py:name` in it has the file's full path, for workers elsewhere."""
+    if isinstance(value, list):
+        return [with_full_paths(each) for each in value]
+    return plugins.absolute(value) if isinstance(value, str) else value
 
 
 def model_spec(config: Config, path: str, *, lora: bool = False, checkpointing: bool = False) -> ModelSpec:
@@ -215,7 +224,13 @@ def distill_spec(config: Config, paths: RunPaths, special_ids: tuple[int, ...]) 
 # -- teachers ----------------------------------------------------------------------------------------------------------
 
 
-def teacher_setup(config: Config, paths: RunPaths, name: str, *, vocabulary: int) -> TeacherSetup:
+def teacher_setups(config: Config, paths: RunPaths, *, vocabulary: int) -> list[TeacherSetup]:
+    """The teachers in the config's order; none in modes without."""
+    names = config.teachers if facts.has_teachers(config) else ()
+    return [_teacher_setup(config, paths, name, vocabulary) for name in names]
+
+
+def _teacher_setup(config: Config, paths: RunPaths, name: str, vocabulary: int) -> TeacherSetup:
     """One teacher: its replicas get the values of its own section, and nothing else."""
     teacher, distillation, features = config.teachers[name], config.distillation, facts.features(config)
     able = capabilities_of(teacher.backend)

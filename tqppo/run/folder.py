@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 import secrets
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from tqppo.errors import UsageError
+from tqppo import space
+from tqppo.errors import PreflightError, UsageError
+from tqppo.run.checkpoint import CONFIG
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +25,7 @@ class RunFolder:
 
     @property
     def config(self) -> Path:
-        return self.path / "config.resolved.toml"
+        return self.path / CONFIG
 
     @property
     def origins(self) -> Path:
@@ -63,11 +66,36 @@ class RunFolder:
         model = sorted(path for path in self.model.rglob("*") if path.is_file()) if self.model.is_dir() else []
         return [path for path in (self.config, *model) if path.is_file()]
 
+    @property
+    def is_saved(self) -> bool:
+        """Whether there is a checkpoint to resume from."""
+        return _is_saved(self.path)
+
+    @property
+    def exported_step(self) -> int | None:
+        """The step whose weights are in `export`; None if it is not known."""
+        try:
+            return int((self.export.parent / ".step").read_text())
+        except (OSError, ValueError):
+            return None
+
+    def replace_export(self, made: Path, step: int) -> None:
+        """Put a finished export in place of the one before."""
+        before = self.export.with_name(".before-hf")
+        shutil.rmtree(before, ignore_errors=True)
+        if self.export.exists():
+            self.export.rename(before)
+        made.rename(self.export)
+        space.write_whole(self.export.parent / ".step", str(step).encode())
+        shutil.rmtree(before, ignore_errors=True)
+
     def next_attempt(self) -> Path:
         """A fresh folder for the logs of this start; `logs/latest` points to it."""
         logs = self.path / "logs"
         logs.mkdir(parents=True, exist_ok=True)
-        number = 1 + max((int(each.name[8:]) for each in logs.glob("attempt_*")), default=0)
+        number = 1 + max(
+            (int(each.name[8:]) for each in logs.glob("attempt_*") if each.name[8:].isdecimal()), default=0
+        )
         attempt = logs / f"attempt_{number}"
         attempt.mkdir()
         link = logs / ".latest"
@@ -84,13 +112,24 @@ def new_run(runs: Path, name: str, *, preset: str, model: str) -> RunFolder:
     try:
         folder.mkdir(parents=True)
     except FileExistsError:
-        raise UsageError(
-            f"there is a run at {folder} already. Go on with it: `tqppo resume --checkpoint {name}`; "
-            "or choose another run.name"
-        ) from None
+        way_on = f"Go on with it: `tqppo resume --checkpoint {name}`; or choose" if _is_saved(folder) else "Choose"
+        raise UsageError(f"there is a run at {folder} already. {way_on} another run.name") from None
     except NotADirectoryError as error:
         raise UsageError(f"run.dir cannot hold runs: {error.filename} is not a folder") from None
+    except OSError as error:
+        if error.errno in space.FULL:
+            raise space.out_of_space(_existing(runs), 0, error) from error
+        raise PreflightError(f"the run's folder {folder} cannot be made: {error.strerror}") from None
     return RunFolder(folder)
+
+
+def _is_saved(run: Path) -> bool:
+    return any((run / "checkpoints").glob("step_*"))
+
+
+def _existing(folder: Path) -> Path:
+    """The folder, or the nearest one above it that is there."""
+    return next(each for each in (folder, *folder.absolute().parents) if each.exists())
 
 
 def _slug(text: str) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tqppo.data.prompts import Prompt, Sampler
+from tqppo.errors import OutOfSpace
 from tqppo.metrics import validation
 from tqppo.protocols import Metrics
 from tqppo.queue.client import Queue
@@ -14,6 +15,7 @@ from tqppo.rollout.assignment import Assignment
 from tqppo.rollout.pool import RolloutPool
 from tqppo.rollout.teachers.pool import TeacherPool
 from tqppo.trainers.stages import Clock, Stages, Trainer
+from tqppo.weights import file as tensorfile
 from tqppo.workers.actor import Actor
 from tqppo.workers.compute.learner import Learner
 from tqppo.workers.critic import Critic
@@ -52,6 +54,17 @@ class Validator:
         )
 
 
+def save_learner(learner: Learner, folder: str) -> str:
+    """Save a rank's share on its worker; returns why it does not fit on the disk, or nothing.
+
+    An error would end the worker, and with it a run that may go on without this checkpoint.
+    """
+    with tensorfile.deferring() as problems:
+        learner.save(folder)
+    is_full = [bool(found) for (found,) in learner.ranks.gather([float(len(problems))])]
+    return str(problems[0]) if problems else f"no room in {folder} for the state of a rank" if any(is_full) else ""
+
+
 @dataclass
 class LiveRun:
     """Everything of a run that lives while it trains."""
@@ -68,9 +81,11 @@ class LiveRun:
 
     def save(self, folder: Path) -> None:
         """Write everything but the driver's own state into a checkpoint's folder."""
-        self.actor.call(Learner.save, str((folder / "actor").resolve()))
-        if self.critic is not None:
-            self.critic.call(Learner.save, str((folder / "critic").resolve()))
+        problem = self.actor.call(save_learner, str((folder / "actor").resolve()))
+        if self.critic is not None and not problem:
+            problem = self.critic.call(save_learner, str((folder / "critic").resolve()))
+        if problem:
+            raise OutOfSpace(problem)
         self.queue.snapshot(folder / "queue")
 
     def checkpoint_bytes(self) -> int:

@@ -52,6 +52,9 @@ class Loop:
 
     def run(self, start: int) -> int:
         """The exit code: 0 when the last step is done, 130 or 143 after a signal."""
+        if start >= self.schedule.max_steps:  # all but the export is done
+            self.export()
+            return 0
         if start == 0 and self.schedule.validate_before and not self.stop.number:
             self.log(0, self.validate())
         for step in range(start + 1, self.schedule.max_steps + 1):
@@ -73,11 +76,11 @@ class Loop:
         # checkpoint, so that a kill between the two neither loses nor repeats a line.
         self.log(step, metrics)
         finished = step == self.schedule.max_steps
-        if finished:
-            self.export()
         leaving = finished or self.stop.number
         if self.schedule.saves(step) or (leaving and self.schedule.save_on_exit):
             self._save(step)
+        if finished:  # after the checkpoint, which then outlives an export that fails
+            self.export()
 
     def _save(self, step: int) -> None:
         try:

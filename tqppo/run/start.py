@@ -6,6 +6,7 @@ import logging
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 from tqppo import space
@@ -15,14 +16,15 @@ from tqppo.config.diagnostics import render_text
 from tqppo.config.sections import Config
 from tqppo.config.show.export import flat, origins_json, resolved_toml
 from tqppo.display.display import Display
-from tqppo.errors import CheckpointError, ConfigError, PreflightError
+from tqppo.errors import CheckpointError, ConfigError, PreflightError, TqppoError
 from tqppo.metrics import trackers
+from tqppo.rollout.loops.base import check_loop
 from tqppo.run.attempt import Attempt
-from tqppo.run.checkpoint import Checkpoint, CheckpointStore, find_run, open_checkpoint
+from tqppo.run.checkpoint import Checkpoint, CheckpointStore, find_run
 from tqppo.run.folder import RunFolder, new_run
 from tqppo.run.lock import RunLock
 
-# What a resumed run may change: how long it goes on, what it writes, how patient it is. Nothing that it computes.
+# Settings that a resume may change: length, outputs and deadlines. None of them changes a result.
 MAY_CHANGE = (
     "run.max_steps",
     "run.dir",
@@ -48,12 +50,13 @@ def train(compilation: Compilation, *, verbosity: int = 0) -> int:
     config = compilation.config
     assert config is not None, "only a config that compiles is trained"
     refuse_what_is_not_there(config, compilation.name)
+    check_loop(config.rollout.agent, config.rollout.agent_args)
     trackers.check(config.logging.trackers)
     folder = new_run(Path(config.run.dir), config.run.name, preset=compilation.name, model=config.model.path)
-    with RunLock(folder.path):
+    with RunLock(folder.path) as lock:
         space.write_whole(folder.config, resolved_toml(compilation.draft).encode())
         space.write_whole(folder.origins, origins_json(compilation).encode())
-        return Attempt(config, folder, None, verbosity).run()
+        return Attempt(config, folder, None, lock, verbosity).run()
 
 
 def resume(
@@ -63,43 +66,53 @@ def resume(
     path, wanted = find_run(checkpoint, Path(os.environ.get("TQPPO__RUN__DIR", "runs")))
     folder, log = RunFolder(path), logging.getLogger(__name__)
     changes = [*overrides, *([f"run.max_steps={max_steps}"] if max_steps else [])]
-    with RunLock(folder.path):
+    with ExitStack() as source:
+        lock = source.enter_context(RunLock(folder.path))
         found = _checkpoint_of(folder, wanted, log.warning)
         config = resumed_config(folder, changes)
         if not fork:
-            return _go_on(config, folder, found, verbosity)
-        forked = fork_run(folder, fork, found)
-    with RunLock(forked.path):
-        return _go_on(config, forked, found, verbosity)
+            return _go_on(config, folder, found, lock, verbosity)
+        forked = new_run(folder.path.parent, fork, preset="", model="")
+        with RunLock(forked.path) as lock:
+            copied = copy_run(folder, forked, found)
+            source.close()  # the fork needs nothing more of it
+            return _go_on(config, forked, copied, lock, verbosity)
+
+
+def _store(folder: RunFolder) -> CheckpointStore:
+    return CheckpointStore(folder.checkpoints, run_files=folder.files_of_resume)
 
 
 def _checkpoint_of(folder: RunFolder, wanted: Path | None, warn: Callable[[str], None]) -> Checkpoint:
     """The checkpoint to resume from. Whatever is wrong with it is found before anything is changed."""
     if wanted is not None:
-        return open_checkpoint(wanted)
+        return _store(folder).open(wanted)
     try:
-        return CheckpointStore(folder.checkpoints).newest(warn)
+        return _store(folder).newest(warn)
     except CheckpointError as error:
+        if str(folder.config) in str(error):  # damaged: a run from it would train with other settings
+            raise
         again = f"tqppo train --config {folder.config} --name NEW-NAME"
         raise CheckpointError(f"{error}\nTo train it again from the start: {again}") from None
 
 
-def _go_on(config: Config, folder: RunFolder, found: Checkpoint, verbosity: int) -> int:
-    if found.step >= config.run.max_steps:
+def _go_on(config: Config, folder: RunFolder, found: Checkpoint, lock: RunLock, verbosity: int) -> int:
+    is_exported = not config.checkpoint.export or folder.exported_step == found.step
+    if found.step >= config.run.max_steps and is_exported:
         Display(folder.name, quiet=verbosity < 0).note(
             f"{folder.path} is complete: step {found.step} of {config.run.max_steps} is done, nothing was trained. "
             f"To go on: tqppo resume --checkpoint {folder.name} --max-steps {found.step * 2}"
         )
         return 0
-    return Attempt(config, folder, found, verbosity).run()
+    return Attempt(config, folder, found, lock, verbosity).run()
 
 
 def refuse_what_is_not_there(config: Config, name: str) -> None:
     """Modes and agent loops whose trainer is not part of this version, by name."""
-    if config.rollout.agent in ("tools", "rewrite"):
+    if config.rollout.agent == "rewrite":
         raise PreflightError(
             f"{name}: the agent loop {config.rollout.agent!r} is not there yet; "
-            "use single_turn, or your own loop as module:Class"
+            "use single_turn, tools, or your own loop as module:Class"
         )
 
 
@@ -129,13 +142,31 @@ def _compiled(folder: RunFolder, overrides: list[str]) -> Config:
     return compilation.config
 
 
-def fork_run(folder: RunFolder, name: str, checkpoint: Checkpoint) -> RunFolder:
-    """A copy of the run up to the checkpoint, under another name."""
-    fork = new_run(folder.path.parent, name, preset="", model="")
-    for path in (folder.config, folder.origins, folder.metrics):
-        if path.exists():
-            shutil.copy(path, fork.path)
-    if folder.model.exists():
-        shutil.copytree(folder.model, fork.model)
-    shutil.copytree(checkpoint.folder, fork.checkpoints / checkpoint.folder.name)
-    return fork
+def copy_run(folder: RunFolder, fork: RunFolder, checkpoint: Checkpoint) -> Checkpoint:
+    """Copy a run up to the checkpoint into the empty folder of another; returns the copy, checked like any checkpoint.
+
+    A copy that fails leaves no folder behind.
+    """
+    copied = fork.checkpoints / checkpoint.folder.name
+    try:
+        with space.explained(fork.path, sum(path.stat().st_size for path in checkpoint.folder.rglob("*"))):
+            for path in (folder.config, folder.origins, folder.metrics):
+                if path.exists():
+                    shutil.copy(path, fork.path)
+            for source, to in ((folder.model, fork.model), (checkpoint.folder, copied)):
+                if source.exists():
+                    _copy_tree(source, to)
+        return _store(fork).open(copied)
+    except (OSError, TqppoError):
+        shutil.rmtree(fork.path, ignore_errors=True)
+        raise
+
+
+def _copy_tree(source: Path, to: Path) -> None:
+    """Unlike `shutil.copytree`, end at the first error and raise it as it is."""
+    to.mkdir(parents=True)
+    for path in source.iterdir():
+        if path.is_dir():
+            _copy_tree(path, to / path.name)
+        else:
+            shutil.copy(path, to)

@@ -20,6 +20,8 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from tqppo import space
+
 SPECIAL_TOKENS = ("<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|pad|>")
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
@@ -101,6 +103,13 @@ def write_tiny_model(
         torch.manual_seed(seed)
         make: Callable[..., PreTrainedModel] = AutoModelForCausalLM.from_config
         model = make(config, dtype=torch.float32)
-    model.save_pretrained(folder)
+    save(model, Path(folder))
     byte_tokenizer().save_pretrained(folder)
     return Path(folder)
+
+
+def save(model: PreTrainedModel, folder: Path) -> None:
+    """Write a model's weights and config. `OutOfSpace` if they do not fit, which the safetensors library cannot say."""
+    folder.mkdir(parents=True, exist_ok=True)
+    space.require(folder, sum(tensor.numel() * tensor.element_size() for tensor in model.parameters()))
+    model.save_pretrained(folder)

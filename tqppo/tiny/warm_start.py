@@ -21,7 +21,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from tqppo.tiny.model import TinyShape, byte_tokenizer, write_tiny_model
+from tqppo.tiny.model import TinyShape, byte_tokenizer, save, write_tiny_model
 
 DONE = "tqppo_warm_start.json"  # written last: a folder without it is not a finished model
 Demonstrations = Sequence[tuple[list[dict[str, object]], str]]
@@ -103,7 +103,7 @@ def _train(
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         losses.append(loss.item())
-    model.save_pretrained(folder)
+    save(model, folder)
     return losses
 
 

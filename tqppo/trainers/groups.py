@@ -1,4 +1,8 @@
-"""Which groups form a training batch: draw prompts, have them sampled, sort the groups that come back."""
+"""Which groups form a training batch: draw prompts, have them sampled, sort the groups that come back.
+
+Every prompt that is dispatched ends up trained on, dropped or failed. `Ledger` counts them, and a step whose numbers
+do not add up is an error.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +12,28 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from tqppo.data.prompts import Prompt
-from tqppo.errors import TrainingAborted
+from tqppo.errors import QueueError, TrainingAborted
+from tqppo.metrics.events import GroupLeftOut, LeftOutAs, ReportEvent, ShortBatch, unreported
 from tqppo.protocols import Metrics
 from tqppo.queue.client import Queue
 from tqppo.queue.meta import BatchMeta
 
 Incomplete = Literal["error", "drop", "keep", "refill"]
+Short = Literal["error", "train"]
 Generate = Callable[[Sequence[tuple[int, Prompt]]], None]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
+class CollectorOptions:
+    """What becomes of groups that are incomplete or have no signal, and of a batch that stays short of groups."""
+
+    on_incomplete: Incomplete = "error"
+    filter_groups: bool = False
+    max_rounds: int = 4
+    on_short: Short = "train"
+
+
+@dataclass(frozen=True, slots=True)
 class PromptGroup:
     """The rows of one prompt, and the outcome that its marker gives."""
 
@@ -28,24 +44,66 @@ class PromptGroup:
 
     def has_no_signal(self) -> bool:
         """Whether all sessions earned the same reward, so that a group estimator gives each of them 0."""
-        return len({tags["reward"] for tags in self.rows.tags}) <= 1
+        last = {tags["session"]: tags["reward"] for tags in self.rows.in_order().tags}
+        return len(set(last.values())) <= 1
+
+    @property
+    def why_left_out(self) -> str:
+        """The reason that events.jsonl gives for a group that is not complete."""
+        if self.status == "dropped":
+            return "the reward function failed, and reward.on_error drops the group"
+        return self.error or "a session returned no trajectory"
 
 
 @dataclass(slots=True)
-class SortedGroups:
-    """The groups of a step so far, and how many rows were taken out."""
+class Ledger:
+    """What became of the prompts of one step, in prompts, sessions and rows."""
 
-    kept: list[PromptGroup] = field(default_factory=list)
-    without_signal: list[PromptGroup] = field(default_factory=list)  # spare: used if the rounds run out
-    num_to_replace: int = 0
-    num_filtered: int = 0
-    num_failed: int = 0
+    dispatched: int = 0
+    trained: int = 0
+    dropped: int = 0
+    failed: int = 0
+    failed_sessions: int = 0
+    retried_sessions: int = 0
+    filtered_rows: int = 0
+    failed_rows: int = 0
+
+    def check(self) -> None:
+        """Raise unless every prompt is accounted for."""
+        if self.dispatched != self.trained + self.dropped + self.failed:
+            raise QueueError(
+                f"{self.dispatched} prompts were dispatched, but {self.trained} are trained on, {self.dropped} were "
+                f"dropped and {self.failed} failed; the numbers must add up, so rows were lost or counted twice"
+            )
 
     def metrics(self) -> Metrics:
         return {
-            "training/filter_groups/evicted_samples": float(self.num_filtered),
-            "training/rollout_failure/evicted_samples": float(self.num_failed),
+            "groups/dispatched": float(self.dispatched),
+            "groups/trained": float(self.trained),
+            "groups/dropped": float(self.dropped),
+            "groups/failed": float(self.failed),
+            "sessions/failed": float(self.failed_sessions),
+            "sessions/retried": float(self.retried_sessions),
+            "training/filter_groups/evicted_samples": float(self.filtered_rows),
+            "training/rollout_failure/evicted_samples": float(self.failed_rows),
         }
+
+
+@dataclass(slots=True)
+class CollectedStep:
+    """The groups of one step so far."""
+
+    number: int
+    num_prompts: int
+    kept: list[PromptGroup] = field(default_factory=list)
+    without_signal: list[PromptGroup] = field(default_factory=list)  # spare: used if the rounds run out
+    num_to_replace: int = 0  # groups of the last round that a new prompt should replace
+    num_rounds: int = 0
+    ledger: Ledger = field(default_factory=Ledger)
+
+    @property
+    def num_missing(self) -> int:
+        return max(0, self.num_prompts - len(self.kept))
 
 
 @dataclass(frozen=True)
@@ -54,32 +112,37 @@ class GroupCollector:
 
     queue: Queue
     draw: Callable[[int], list[Prompt]]
-    on_incomplete: Incomplete
-    filter_groups: bool
-    max_rounds: int
+    options: CollectorOptions
+    report: ReportEvent = unreported
 
-    def collect(self, num_prompts: int, generate: Generate) -> tuple[BatchMeta, Metrics]:
+    def collect(self, num_prompts: int, generate: Generate, step: int = 0) -> tuple[BatchMeta, Metrics]:
         """A batch of `num_prompts` groups in canonical order; its rows and no others are left in the queue."""
-        found = SortedGroups()
-        wanted, drawn = num_prompts, 0
-        for _ in range(self.max_rounds):
-            prompts = self.draw(wanted)
-            generate(list(enumerate(prompts, start=drawn)))
-            drawn += len(prompts)
-            found.num_to_replace = 0
-            self._sort(self._settled(prompts), found)
-            wanted = num_prompts - len(found.kept) if found.num_to_replace or self.filter_groups else 0
-            if wanted <= 0:
-                break
-        # Out of rounds: groups without signal keep the batch's size, and add nothing to the gradient.
-        missing = max(0, wanted)
-        kept = found.kept + found.without_signal[:missing]
-        found.num_filtered += self._clear(found.without_signal[missing:])
-        if not kept:
-            raise TrainingAborted("no trajectories: every group of this step failed or was dropped")
-        return BatchMeta.join([group.rows for group in kept]).in_order(), found.metrics()
+        found = CollectedStep(step, num_prompts)
+        while found.num_rounds == 0 or (self._wants_more(found) and found.num_rounds < self.options.max_rounds):
+            self._round(found, generate)
+        groups = self._chosen(found)
+        if not groups:
+            raise TrainingAborted(
+                "no trajectories: every group of this step failed or was dropped; events.jsonl has the reasons"
+            )
+        found.ledger.trained = len(groups)
+        found.ledger.check()
+        return BatchMeta.join([group.rows for group in groups]).in_order(), found.ledger.metrics()
 
-    def _settled(self, prompts: Sequence[Prompt]) -> list[PromptGroup]:
+    def _wants_more(self, found: CollectedStep) -> bool:
+        return bool(found.num_missing and (found.num_to_replace or self.options.filter_groups))
+
+    def _round(self, found: CollectedStep, generate: Generate) -> None:
+        """Sample as many new prompts as groups are missing."""
+        prompts = self.draw(found.num_missing)
+        generate(list(enumerate(prompts, start=found.ledger.dispatched)))
+        found.ledger.dispatched += len(prompts)
+        found.num_rounds += 1
+        found.num_to_replace = 0
+        for group in self._settled(prompts, found.ledger):
+            self._sort(group, found)
+
+    def _settled(self, prompts: Sequence[Prompt], ledger: Ledger) -> list[PromptGroup]:
         """The groups of these prompts, in order. Their markers are removed from the queue."""
         uids = [prompt.uid for prompt in prompts]
         markers = self.queue.wait(uids, where={"status": ("finished", "failed", "dropped")})
@@ -89,31 +152,57 @@ class GroupCollector:
         for i, tags in enumerate(everything.tags):
             if "uid" in tags:
                 rows[tags["uid"]].append(i)
+        for uid, tags in zip(markers.keys, markers.tags, strict=True):
+            ledger.failed_sessions += tags["failed_sessions"]
+            ledger.retried_sessions += tags["retries"]
+            if len(rows[uid]) != tags["rows"]:
+                raise QueueError(f"prompt {uid} wrote {tags['rows']} rows, and the queue has {len(rows[uid])} of them")
         return [
             PromptGroup(uid, tags["status"], tags["error"], everything.take(rows[uid]))
             for uid, tags in zip(markers.keys, markers.tags, strict=True)
         ]
 
-    def _sort(self, groups: list[PromptGroup], found: SortedGroups) -> None:
-        """Keep each group, set it aside, or clear its rows."""
-        for group in groups:
-            failed = group.status == "failed" and self.on_incomplete != "keep"
-            if failed and self.on_incomplete == "error":
-                raise TrainingAborted(
-                    f"prompt {group.uid} has a failed session: {group.error or 'it returned no trajectory'}. "
-                    'rollout.on_incomplete_group = "drop", "keep" or "refill" would go on'
-                )
-            if failed or group.status == "dropped" or not len(group.rows):
-                found.num_failed += self._clear([group])
-                found.num_to_replace += self.on_incomplete == "refill"
-            elif self.filter_groups and group.has_no_signal():
-                found.without_signal.append(group)
-            else:
-                found.kept.append(group)
+    def _sort(self, group: PromptGroup, found: CollectedStep) -> None:
+        """Keep the group, set it aside, or clear its rows."""
+        policy = self.options.on_incomplete
+        failed = group.status == "failed" and policy != "keep"
+        if failed and policy == "error":
+            raise TrainingAborted(
+                f"prompt {group.uid} has a failed session: {group.why_left_out}. "
+                'rollout.on_incomplete_group = "drop", "keep" or "refill" would go on'
+            )
+        if failed or group.status == "dropped" or not len(group.rows):
+            outcome: LeftOutAs = "dropped" if group.status == "dropped" else "failed"
+            found.ledger.failed_rows += self._leave_out(group, found, outcome, group.why_left_out)
+            found.num_to_replace += policy == "refill"
+        elif self.options.filter_groups and group.has_no_signal():
+            found.without_signal.append(group)
+        else:
+            found.kept.append(group)
 
-    def _clear(self, groups: list[PromptGroup]) -> int:
-        """Remove the groups' rows from the queue; returns how many there were."""
-        for group in groups:
-            if len(group.rows):
-                self.queue.clear(group.rows)
-        return sum(len(group.rows) for group in groups)
+    def _chosen(self, found: CollectedStep) -> list[PromptGroup]:
+        """The groups to train on. Out of rounds, groups without signal keep the batch's size if the config goes on."""
+        spare = found.without_signal[: found.num_missing]
+        if self._wants_more(found):
+            event = ShortBatch(found.number, found.num_prompts, len(found.kept), len(spare), found.num_rounds)
+            if self.options.on_short == "error":
+                raise TrainingAborted(
+                    f"{event.useful} of {event.wanted} groups after {event.rounds} rounds; raise "
+                    'algorithm.filter_max_rounds, or set rollout.on_short_batch = "train" to go on with fewer'
+                )
+            self.report(event)
+        for group in found.without_signal[found.num_missing :]:
+            reason = "all sessions have the same reward (algorithm.filter_groups)"
+            found.ledger.filtered_rows += self._leave_out(group, found, "dropped", reason)
+        return found.kept + spare
+
+    def _leave_out(self, group: PromptGroup, found: CollectedStep, outcome: LeftOutAs, reason: str) -> int:
+        """Remove a group's rows from the queue and report why; returns how many there were."""
+        if outcome == "failed":
+            found.ledger.failed += 1
+        else:
+            found.ledger.dropped += 1
+        if len(group.rows):
+            self.queue.clear(group.rows)
+        self.report(GroupLeftOut(found.number, group.uid, outcome, reason, len(group.rows)))
+        return len(group.rows)

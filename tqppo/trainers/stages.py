@@ -21,6 +21,7 @@ from tqppo.algorithms.padding import num_padding, padding_rows
 from tqppo.columns import column
 from tqppo.data.prompts import Prompt
 from tqppo.dataflow import Features
+from tqppo.metrics.events import NothingToTrain, ReportEvent, unreported
 from tqppo.metrics.files import spread
 from tqppo.protocols import Metrics, WeightSource
 from tqppo.queue.client import Queue
@@ -78,7 +79,7 @@ class RolloutStage:
     clock: Clock
     assignment: Assignment
     num_prompts: int
-    probe: Callable[[], Probe | None]  # what the trainer says of a fixed sequence, to compare the engines with
+    probe: Callable[[], Probe | None]  # the trainer's log-probabilities of a fixed sequence, for the engines to match
 
     def generate(self, step: int) -> tuple[BatchMeta, Metrics]:
         """Sample whole groups; returns their rows in canonical order."""
@@ -86,7 +87,7 @@ class RolloutStage:
         reports: list[RolloutReport] = []
         with self.clock.time("gen"):
             batch, metrics = self.groups.collect(
-                self.num_prompts, lambda prompts: reports.append(self.engines.generate(prompts, task))
+                self.num_prompts, lambda prompts: reports.append(self.engines.generate(prompts, task)), step
             )
         metrics["perf/total_num_tokens"] = float(sum(tags["seq_len"] for tags in batch.tags))
         figures = RolloutReport.join(reports, one_after_the_other=True).metrics()
@@ -155,6 +156,7 @@ class ActorStage:
     clock: Clock
     features: Features
     mini_batch_rows: int  # rows per optimizer step; 0: all of them
+    report: ReportEvent = unreported
 
     def old_logprobs(self, batch: BatchMeta) -> BatchMeta:
         if not dataflow.OLD_LOGPROBS.runs(self.features):
@@ -165,7 +167,10 @@ class ActorStage:
     def update(self, batch: BatchMeta, step: int) -> Metrics:
         count = num_mini_batches(batch, self.mini_batch_rows)
         with self.clock.time("update_actor"):
-            return self.group.update(Actor.update, batch, step=step, num_mini_batches=count)
+            metrics = self.group.update(Actor.update, batch, step=step, num_mini_batches=count)
+        if skipped := int(metrics.get("padding/all_padding", 0)):
+            self.report(NothingToTrain(step, "actor", skipped))
+        return metrics
 
     def publish(self, version: int) -> WeightSource:
         """Write the weights where the engines can load them."""
@@ -273,11 +278,24 @@ def score_metrics(tags: Sequence[Mapping[str, Any]]) -> Metrics:
 
 
 def tag_metrics(tags: Sequence[Mapping[str, Any]]) -> Metrics:
-    """Turns and the reward function's further numbers, over sessions (by their last row)."""
+    """Turns and the reward function's further numbers, over sessions (by their last row); what agent loops count."""
     last = {(tag["uid"], tag["session"]): tag for tag in tags}
     extras: dict[str, list[float]] = {}
     for tag in last.values():
         for name, value in tag.get("extra", {}).items():
             extras.setdefault(name, []).append(value)
     found = spread("training/num_turns", [float(tag["turns"]) for tag in last.values()])
-    return found | {f"reward/{name}/mean": sum(values) / len(values) for name, values in extras.items()}
+    found |= {f"reward/{name}/mean": sum(values) / len(values) for name, values in extras.items()}
+    return found | agent_metrics(tags, num_sessions=len(last))
+
+
+def agent_metrics(tags: Sequence[Mapping[str, Any]], *, num_sessions: int) -> Metrics:
+    """Turns per session over its trajectories, the sums of sessions' counters, the means of trajectories' numbers."""
+    found = {"agent/turns": sum(tag["turns"] for tag in tags) / num_sessions, "agent/retokenized_tokens": 0.0}
+    means: dict[str, list[float]] = {}
+    for tag in tags:
+        for name, value in tag.get("counts", {}).items():
+            found[name] = found.get(name, 0.0) + value
+        for name, value in tag.get("metrics", {}).items():
+            means.setdefault(name, []).append(value)
+    return found | {f"agent/{name}/mean": sum(values) / len(values) for name, values in means.items()}

@@ -12,6 +12,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +20,8 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from tqppo.space import allocate
+from tqppo.errors import OutOfSpace
+from tqppo.space import allocate, explained, sync
 
 MODEL_FILE = "model.safetensors"
 DTYPES = {  # by their names in a file's header
@@ -53,12 +55,49 @@ class Entry:
         return Entry(name, tensor.dtype, tuple(tensor.shape), lambda: tensor)
 
 
+_deferred: ContextVar[list[OutOfSpace] | None] = ContextVar("deferred", default=None)
+
+
+@contextmanager
+def deferring() -> Iterator[list[OutOfSpace]]:
+    """Within this context a `write` that does not fit raises nothing; the yielded list has the errors."""
+    errors: list[OutOfSpace] = []
+    token = _deferred.set(errors)
+    try:
+        yield errors
+    finally:
+        _deferred.reset(token)
+
+
 def write(path: Path | None, entries: Sequence[Entry]) -> None:
-    """Write all entries. Without a path, as on all ranks but one, fetch them in the same order and write nothing."""
+    """Write all entries. Without a path, as on all ranks but one, fetch them in the same order and write nothing.
+
+    `OutOfSpace` is raised after everything is fetched, because the other ranks take part in every fetch.
+    """
     entries = sorted(entries, key=lambda entry: (-entry.dtype.itemsize, entry.name))  # aligned without gaps
     header = _header(entries)
     size = len(header) + sum(entry.num_bytes for entry in entries)
-    mapped = None if path is None else _map_to_write(path, size)
+    mapped, failures = None, []
+    if path is not None:
+        try:
+            mapped = _map_to_write(path, size)
+        except OutOfSpace as error:
+            failures.append(error)
+    _fill(mapped, header, entries)
+    if path is not None and mapped is not None:
+        try:
+            with explained(path.parent, size):
+                sync(path)  # a network file system reports only now, and only to this process, that a write failed
+        except OutOfSpace as error:
+            failures.append(error)
+    deferred = _deferred.get()
+    if failures and deferred is None:
+        raise failures[0]
+    if deferred is not None:
+        deferred += failures
+
+
+def _fill(mapped: Tensor | None, header: bytes, entries: Sequence[Entry]) -> None:
     if mapped is not None:
         mapped[: len(header)] = torch.frombuffer(bytearray(header), dtype=torch.uint8)
     begin = len(header)

@@ -15,6 +15,7 @@ from tqppo.reaper import reap
 from tqppo.space import SHARED_MEMORY
 
 PREFIX = "tqppo-weights-"
+_TOKEN = secrets.token_hex(8)  # containers that share /dev/shm may have processes of the same id
 
 
 def parent() -> Path:
@@ -23,12 +24,12 @@ def parent() -> Path:
 
 def new_folder() -> Path:
     """A new name for a folder of this process; the folder does not exist yet."""
-    return parent() / f"{PREFIX}{os.getpid()}-{secrets.token_hex(3)}"
+    return parent() / f"{PREFIX}{os.getpid()}-{_TOKEN}-{secrets.token_hex(3)}"
 
 
 def pattern() -> str:
-    """A glob pattern that matches every folder named by this process."""
-    return str(parent() / f"{PREFIX}{os.getpid()}-*")
+    """A glob pattern that matches every folder named by this process, and no other."""
+    return str(parent() / f"{PREFIX}{os.getpid()}-{_TOKEN}-*")
 
 
 def remove_abandoned() -> None:

@@ -19,6 +19,7 @@ from tqppo import dataflow, ray_calls
 from tqppo.algorithms import correction, kl
 from tqppo.algorithms.advantages import Estimate, EstimateInputs, EstimateOptions, estimate
 from tqppo.algorithms.aggregate import session_weights
+from tqppo.algorithms.credit import Turns
 from tqppo.algorithms.data_metrics import data_metrics
 from tqppo.algorithms.groups import RowGroups
 from tqppo.algorithms.layout import row_counts
@@ -56,7 +57,7 @@ class Estimator:
         self.tokenizer: Any = None
 
     def ready(self) -> None:
-        """Return once the process is there."""
+        """Return once the process has started."""
 
     def estimate(self, batch: BatchMeta, kl_coef: float) -> tuple[tuple[str, ...], Metrics]:
         """Put advantages on the rows, where there is a policy loss, and the other columns that the config asks for.
@@ -122,6 +123,7 @@ class Estimator:
             baseline_reward=columns.get("baseline_reward"),
             old_logprobs=flat.get("old_logprobs"),
             sum_pi_squared=flat.get("sum_pi_squared"),
+            turns=_turns(columns) if self.spec.features.credits_turns else None,
         )
 
     def _results(self, inputs: EstimateInputs, result: Estimate) -> dict[str, Jagged | Tensor]:
@@ -187,8 +189,14 @@ class Estimator:
         return kept, metrics, put
 
 
+def _turns(columns: dict[str, Tensor]) -> Turns:
+    ends, rewards, anchors = (columns[name] for name in ("turn_ends", "turn_rewards", "turn_anchors"))
+    counts: Tensor = ends.offsets().diff()  # type: ignore[attr-defined]
+    return Turns(counts, ends.values(), rewards.values(), anchors.values())
+
+
 def describe_rows(tags: Sequence[Any]) -> RowGroups:
-    """Who belongs to whom, from the tags: prompts and sessions numbered in the order of their first row."""
+    """The group and session of each row, from the tags; both are numbered in the order of their first row."""
     groups: dict[str, int] = {}
     sessions: dict[tuple[str, int], int] = {}
     last: dict[int, tuple[int, int]] = {}  # session → (highest trajectory, its row)

@@ -21,7 +21,7 @@ class RewardModel(Worker):
     @implements(dataflow.SCORE)
     @torch.no_grad()
     def score(self, rows: Columns) -> dict[str, Tensor]:
-        """One number per trajectory [B], 0 for padding: what the model says at the last token."""
+        """One number per trajectory [B], 0 for padding: the model's output at the last token."""
         flat = FlatRows.of(rows)
         real = flat.count(flat.response["response_mask"]) > 0
         scores = torch.zeros(len(flat))

@@ -18,14 +18,14 @@ from tqppo.protocols import Scores
 
 from .forward import ModelForward, length_chunks, padded
 
-SCORE_TOKENS = 4096  # most tokens of one forward, padding included
+CPU_TOKENS, GPU_TOKENS = 1024, 16_384  # most tokens of one forward, padding included; more leave a core's cache
 HEAD_LOGITS = 2**20  # logits of one chunk, as many as stay in a core's cache
 HEAD_ROWS = 256  # fewest rows of a chunk: each reads the whole head
 WHOLE_LOGITS = 2**25  # most logits of one forward whose logits cannot be computed in chunks
 
 
 @dataclass(frozen=True, slots=True)
-class Sequences:
+class ScoringBatch:
     """What one call scores: `tokens[i]` from row `starts[i]` on."""
 
     tokens: Sequence[tuple[int, ...]]
@@ -59,17 +59,18 @@ class RowScores:
         return Scores(place(self.logprobs), place(self.top_ids), place(self.top_logprobs), hidden)
 
 
-class Scorer:
+class SequenceScorer:
     """Synchronous; the engine calls it between steps of the decoder, one batch at a time."""
 
     def __init__(self, forward: ModelForward) -> None:
         self._forward = forward
+        largest = CPU_TOKENS if forward.device.type == "cpu" else GPU_TOKENS
         whole = max(1, WHOLE_LOGITS // forward.vocabulary)
-        self._max_tokens = SCORE_TOKENS if forward.has_plain_head else min(SCORE_TOKENS, whole)
+        self._max_tokens = largest if forward.has_plain_head else min(largest, whole)
         self._chunk_rows = max(HEAD_ROWS, HEAD_LOGITS // forward.vocabulary)
 
     @torch.inference_mode()
-    def score(self, batch: Sequences) -> list[Scores]:
+    def score(self, batch: ScoringBatch) -> list[Scores]:
         """Equal sequences are computed once. The order of the batch does not change the results."""
         asked = list(zip(batch.tokens, batch.starts, strict=True))
         distinct = sorted(set(asked), key=lambda each: (len(each[0]), each))

@@ -49,6 +49,7 @@ class ServerApi(ABC):
         self.served_name = f"{spec.name}-{secrets.token_hex(4)}"  # random, so that another server is not taken for ours
         self.weight_label: str | None = None  # the name under which the server has the weights that were loaded last
         self.numbers = itertools.count()  # for ids of requests
+        self.compact_scores = True  # ask for scores as arrays; false: as JSON, which every version answers
         self._user_arguments = self._checked(spec.engine_args)
 
     @abstractmethod
@@ -73,7 +74,7 @@ class ServerApi(ABC):
 
     @abstractmethod
     async def score(self, server: EngineServer, tokens: Sequence[int], top_k: int, start: int) -> Scores:
-        """See `RolloutEngine.score`."""
+        """See `RolloutEngine.score`; at least one row is asked for."""
 
     @abstractmethod
     async def abort(self, server: EngineServer, request_id: str) -> None:
@@ -142,13 +143,6 @@ def tokens_left(spec: EngineSpec, request: Request) -> int:
             f"{spec.max_context_tokens} (rollout.max_context_tokens)"
         )
     return min(request.sampling.max_new_tokens, room)
-
-
-def from_row(scores: Scores, start: int) -> Scores:
-    """The same scores with 0 in the rows before `start`."""
-    for rows in (scores.logprobs, scores.top_ids, scores.top_logprobs):
-        rows[:start] = 0
-    return scores
 
 
 def has_gpu() -> bool:

@@ -22,6 +22,7 @@ from tqppo.protocols import Completion, EngineCapabilities, EngineSpec, Request,
 from .api import CONTROL_TIMEOUT_S, ServerApi, tokens_left
 from .gate import Gate
 from .lifecycle import ServerLifecycle
+from .scores import check_sequence, no_scores
 from .weights import WeightLoader
 
 log = logging.getLogger(__name__)
@@ -89,6 +90,9 @@ class ServerEngine:
     async def score(self, tokens: Sequence[int], top_k: int = 0, *, start: int = 0, hidden: bool = False) -> Scores:
         if hidden:
             raise EngineError(f"{self.api.backend} returns no hidden states; the embedded engine does")
+        check_sequence(self.spec, tokens, start)
+        if start == len(tokens) - 1:
+            return no_scores(len(tokens), top_k)
         async with self._gate.passing():
             return await self.servers.call(lambda server: self.api.score(server, tokens, top_k, start))
 

@@ -19,7 +19,7 @@ class Gate:
 
     @contextlib.asynccontextmanager
     async def passing(self) -> AsyncIterator[None]:
-        """Around one request."""
+        """Hold the gate open during one request; waits while an update has it closed."""
         while not self._open.is_set():
             await self._open.wait()
         self._num_running += 1
@@ -33,7 +33,7 @@ class Gate:
 
     @contextlib.asynccontextmanager
     async def closed(self, timeout_s: float) -> AsyncIterator[None]:
-        """Around a weight update. Raises if requests are still running after `timeout_s`."""
+        """Keep requests out during a weight update. Raises if some are still running after `timeout_s`."""
         while not self._open.is_set():
             await self._open.wait()
         self._open.clear()

@@ -50,6 +50,7 @@ class EngineServer:
         dying_s: float,
     ) -> None:
         self.name, self.url, self.process = name, url, process
+        self.num_bytes_received = 0  # contents of all responses
         self._dying_s = dying_s
         self._session = aiohttp.ClientSession(
             headers={"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {}),
@@ -68,7 +69,19 @@ class EngineServer:
         return ServerDied(f"{self.name} ended with code {code}; the end of its log:\n{self.process.tail()}")
 
     async def ask(self, method: str, path: str, body: Mapping[str, object] | None = None, *, timeout_s: float) -> Any:
-        """The decoded JSON of the response. A refusal is an EngineError that quotes the server."""
+        """The decoded JSON of the response; None if it is not JSON. See `ask_bytes` for errors."""
+        answer = await self._answer(method, path, body, timeout_s)
+        return json.loads(answer.content) if answer.is_json and answer.content else None
+
+    async def ask_bytes(self, method: str, path: str, body: Mapping[str, object], *, timeout_s: float) -> bytes:
+        """The content of the response. A refusal is an EngineError that quotes the server."""
+        return (await self._answer(method, path, body, timeout_s)).content
+
+    async def has_route(self, path: str) -> bool:
+        """Whether a `GET` of the path answers 200."""
+        return (await self._send("GET", path, None, time.monotonic() + CONNECT_TIMEOUT_S)).status == 200
+
+    async def _answer(self, method: str, path: str, body: Mapping[str, object] | None, timeout_s: float) -> Response:
         content = None if body is None else json.dumps(body).encode()
         deadline = time.monotonic() + timeout_s
         for attempt in range(NUM_RETRIES + 1):
@@ -86,7 +99,7 @@ class EngineServer:
                 await self._raise_if_unhealthy()
             if answer.status >= 400:
                 raise EngineError(f"{self.name}: {path} answered {answer.status}: {answer.text[:2000]}")
-            return json.loads(answer.content) if answer.is_json and answer.content else None
+            return answer
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     async def _send(self, method: str, path: str, content: bytes | None, deadline: float) -> Response:
@@ -107,7 +120,9 @@ class EngineServer:
 
     async def _exchange(self, method: str, path: str, content: bytes | None) -> Response:
         async with self._session.request(method, self.url + path, data=content) as response:
-            return Response(response.status, response.content_type == "application/json", await response.read())
+            content = await response.read()
+            self.num_bytes_received += len(content)
+            return Response(response.status, response.content_type == "application/json", content)
 
     async def _raise_if_dying(self) -> None:
         if self.process is not None:

@@ -11,7 +11,17 @@ from tqppo.config.facts import has_critic, has_policy_loss, learning_roles, opti
 from tqppo.config.plan.memory import size
 from tqppo.config.plan.plan import storage_bytes
 
-SESSION_ESTIMATORS = ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline", "opo", "gpg")
+SESSION_ESTIMATORS = (
+    "grpo",
+    "dr_grpo",
+    "grpo_passk",
+    "rloo",
+    "reinforce_plus_plus_baseline",
+    "opo",
+    "gpg",
+    "gdpo",
+    "gigpo",
+)
 
 
 @check("mode", "rollout.group_size", "algorithm.advantage", "distillation.task_reward")

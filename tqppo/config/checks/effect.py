@@ -150,6 +150,20 @@ RULES: tuple[Rule, ...] = (
         'set algorithm.reject = "token"',
     ),
     Rule(
+        ("algorithm.credit",),
+        is_agent,
+        "the agent single_turn yields one trajectory of one turn",
+        ("rollout.agent",),
+        'set rollout.agent = "rewrite"',
+    ),
+    Rule(
+        ("algorithm.turn_gamma",),
+        lambda c: c.algorithm.advantage == "gigpo" or c.algorithm.credit == "turn",
+        "only gigpo and credit for turns look at later turns",
+        ("algorithm.credit", "algorithm.advantage"),
+        'set algorithm.credit = "turn"',
+    ),
+    Rule(
         ("algorithm.horizon",),
         lambda c: c.algorithm.aggregate == "seq-mean-token-sum-norm",
         "only seq-mean-token-sum-norm divides by a constant",
@@ -158,6 +172,13 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         ("algorithm.filter_max_rounds",),
+        lambda c: c.algorithm.filter_groups or c.rollout.on_incomplete_group == "refill",
+        'filter_groups is off, and on_incomplete_group is not "refill"',
+        ("algorithm.filter_groups", "rollout.on_incomplete_group"),
+        'set algorithm.filter_groups = true, or rollout.on_incomplete_group = "refill"',
+    ),
+    Rule(
+        ("rollout.on_short_batch",),
         lambda c: c.algorithm.filter_groups or c.rollout.on_incomplete_group == "refill",
         'filter_groups is off, and on_incomplete_group is not "refill"',
         ("algorithm.filter_groups", "rollout.on_incomplete_group"),

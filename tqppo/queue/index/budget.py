@@ -53,7 +53,7 @@ class Budget:
             )
         account = self._account(node)
         future: Future[T] = Future()
-        future.set_running_or_notify_cancel()  # the waiting call may give up, but not cancel it
+        future.set_running_or_notify_cancel()  # a caller that stops waiting must not cancel it
         entry = (num_bytes, grant, future)
         account.waiting.append(entry)
         self._grant(account)

@@ -29,7 +29,7 @@ class Compaction:
         return 2 * int(live.any(axis=0).sum()) * int(live.any(axis=1).sum()) <= record.cells
 
     def survivors(self, block: int) -> tuple[Locator, tuple[str, ...], np.ndarray] | None:
-        """What is left of a block: its place, and the columns and rows in use. None if nothing is."""
+        """The place of a block and its columns and rows in use; None if no row is."""
         with self._lock:
             record = self._blocks.records.get(block)
             if record is None:

@@ -25,7 +25,7 @@ class Waiter:
 
     def __post_init__(self) -> None:
         self.wanted = frozenset(self.keys)
-        self.future.set_running_or_notify_cancel()  # the waiting call may give up, but not cancel it
+        self.future.set_running_or_notify_cancel()  # a caller that stops waiting must not cancel it
 
 
 class Waiters:

@@ -91,7 +91,7 @@ class Pending(Reply[T]):
 
     @staticmethod
     def done(value: T) -> Pending[T]:
-        """An answer that is there already."""
+        """An answer that needs no wait."""
         future: Future[T] = Future()
         future.set_result(value)
         return Pending(future, lambda: "", lambda: False)

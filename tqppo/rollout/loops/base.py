@@ -1,99 +1,103 @@
-"""What an agent loop is: a coroutine that turns one prompt into the trajectories of one session.
+"""What an agent loop is: a class whose coroutine turns one prompt into the trajectories of one session.
 
-A loop sees tokens only through `llm` and never re-tokenises a turn: training uses exactly the tokens that the engine
+A loop sees tokens only through `llm` and never tokenises a turn again: training uses exactly the tokens that the engine
 sampled. The rollout worker loads loops by name, the user's own as `module:Class` or `file.py:Class`.
 """
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from hashlib import blake2b
-from pathlib import Path
-from types import ModuleType
+import inspect
+from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
 
+from tqppo import plugins
 from tqppo.data.prompts import Prompt
 from tqppo.errors import ConfigError
-from tqppo.protocols import Completion, FinishReason, Request, RolloutEngine, Sampling
+from tqppo.rollout.session import Session
+from tqppo.rollout.template import ChatTemplate
+from tqppo.rollout.trajectory import Trajectory
 
-BUILT_IN = {"single_turn": "tqppo.rollout.loops.single_turn:SingleTurn"}
+__all__ = ["AgentLoop", "RunsSessions", "Session", "Trajectory", "check_loop", "load_loop"]
 
-
-@dataclass(frozen=True, slots=True)
-class Trajectory:
-    """One sequence of prompt and response tokens. The mask and the log-probabilities have one value per response token;
-    the mask is True on tokens that the model sampled."""
-
-    prompt_tokens: Sequence[int]
-    response_tokens: Sequence[int]
-    response_mask: Sequence[bool]
-    logprobs: Sequence[float]
-    finish: FinishReason
-    weight_version: int
-    num_turns: int = 1
-
-
-@dataclass(slots=True)
-class Session:
-    """The language model as one session sees it, with fixed sampling settings and a new seed for each turn."""
-
-    engine: RolloutEngine
-    sampling: Sampling
-    seed_parts: tuple[int | str, ...]  # run seed, partition, step, uid, session
-    order: tuple[int, ...]
-    turn: int = 0
-
-    async def generate(self, tokens: Sequence[int], *, max_new_tokens: int = 0) -> Completion:
-        """Continue these tokens. `max_new_tokens` lowers the config's limit for this turn and cannot raise it."""
-        limit = min(max_new_tokens or self.sampling.max_new_tokens, self.sampling.max_new_tokens)
-        request = Request(
-            tokens=tokens,
-            sampling=replace(self.sampling, max_new_tokens=limit),
-            seed=counter_seed(*self.seed_parts, self.turn),
-            request_id="-".join(map(str, (*self.seed_parts, self.turn))),
-            order=(*self.order, self.turn),
-        )
-        self.turn += 1
-        return await self.engine.generate(request)
+BUILT_IN = {
+    "single_turn": "tqppo.rollout.loops.single_turn:SingleTurn",
+    "tools": "tqppo.rollout.loops.tools:ToolLoop",
+}
 
 
 @runtime_checkable
-class AgentLoop(Protocol):
-    """Base of agent loops; `rollout.agent_args` are the arguments of its constructor.
-
-    `run` plays one session and returns its trajectories in order. The reward function sees the last one.
-    """
+class RunsSessions(Protocol):
+    """The least that a loop has. A class with nothing but `run` is a loop too."""
 
     async def run(self, prompt: Prompt, llm: Session) -> list[Trajectory]: ...
 
 
-def load_loop(name: str, args: Mapping[str, object]) -> AgentLoop:
+class AgentLoop:
+    """Base class of agent loops; `rollout.agent_args` are the arguments of its constructor.
+
+    One object serves all sessions of a worker, many at a time, so what belongs to one session stays in local variables
+    of `run`. A loop of two turns:
+
+        class AskTwice(AgentLoop):
+            def __init__(self, question: str = "Are you sure?") -> None:
+                self.question = question
+
+            async def run(self, prompt: Prompt, llm: Session) -> list[Trajectory]:
+                talk = Conversation.of(prompt, llm.chat)
+                talk.add_completion(await llm.generate(talk.context()))
+                talk.add_messages([{"role": "user", "content": self.question}])
+                talk.add_completion(await llm.generate(talk.context()))
+                return talk.trajectories()
+
+    An exception fails the session; `rollout.on_incomplete_group` says what becomes of its group. When the run ends
+    early the coroutine is cancelled: release what a session holds in `finally`.
+    """
+
+    @classmethod
+    def check(cls, args: Mapping[str, object]) -> None:
+        """Raise ConfigError for arguments that cannot work. Called by `validate-config --probe`, and before a run."""
+
+    async def start(self, chat: ChatTemplate) -> None:
+        """Start what the sessions share. Called once per worker, before the first session."""
+
+    async def run(self, prompt: Prompt, llm: Session) -> list[Trajectory]:
+        """Play one session; return its trajectories in order. The reward function scores the last one."""
+        raise NotImplementedError(f"{type(self).__name__} has no `run`")
+
+    async def close(self) -> None:
+        """End what `start` began, whatever happened before."""
+
+
+def check_loop(name: str, args: Mapping[str, object]) -> None:
+    """Raise ConfigError if there is no loop called `name`, or if it does not take these arguments."""
+    loop_class = _loop_class(name)
+    try:
+        inspect.signature(loop_class).bind(**args)
+    except TypeError as error:
+        raise ConfigError(f"rollout.agent_args do not fit the agent loop {name!r}: {error}") from None
+    if issubclass(loop_class, AgentLoop):
+        loop_class.check(args)
+
+
+def load_loop(name: str, args: Mapping[str, object]) -> RunsSessions:
     """Make the loop called `name`: a built-in one, or the user's own as `module:Class` or `file.py:Class`."""
-    module_name, _, class_name = BUILT_IN.get(name, name).rpartition(":")
-    if not module_name or not class_name:
-        known = ", ".join(sorted(BUILT_IN))
-        raise ConfigError(f"rollout.agent {name!r} is neither built in ({known}) nor `module:Class` or `file.py:Class`")
-    loop: object = getattr(_import(module_name), class_name)(**args)
-    if not isinstance(loop, AgentLoop):
-        raise ConfigError(f"rollout.agent {name!r}: {class_name} has no method `run(prompt, llm)`")
+    check_loop(name, args)
+    loop: RunsSessions = _loop_class(name)(**args)
     return loop
 
 
-def _import(name: str) -> ModuleType:
-    if not name.endswith(".py"):
-        return importlib.import_module(name)
-    spec = importlib.util.spec_from_file_location(Path(name).stem, name)
-    if spec is None or spec.loader is None or not Path(name).is_file():
-        raise ConfigError(f"rollout.agent: there is no file {name}")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def counter_seed(*parts: int | str) -> int:
-    """A 63-bit seed that is a pure function of its parts."""
-    digest = blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1
+def _loop_class(name: str) -> type:
+    path = BUILT_IN.get(name, name)
+    module_name, _, class_name = path.rpartition(":")
+    if not module_name or not class_name:
+        known = ", ".join(sorted(BUILT_IN))
+        raise ConfigError(f"rollout.agent {name!r} is neither built in ({known}) nor `module:Class` or `file.py:Class`")
+    try:
+        found = plugins.import_own(path)
+    except (ImportError, OSError, SyntaxError) as error:
+        raise ConfigError(f"rollout.agent {name!r} cannot be imported: {error}") from error
+    if not isinstance(found, type):
+        raise ConfigError(f"rollout.agent {name!r}: {module_name} has no class {class_name!r}")
+    if not inspect.iscoroutinefunction(getattr(found, "run", None)):
+        raise ConfigError(f"rollout.agent {name!r}: {class_name} has no method `async run(prompt, llm)`")
+    return found

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from tqppo.data.prompts import Prompt
-from tqppo.rollout.loops.base import Session, Trajectory
+from tqppo.rollout.loops.base import AgentLoop, Session, Trajectory
 
 
-class SingleTurn:
+class SingleTurn(AgentLoop):
     """Samples one completion per session and returns it as the session's only trajectory."""
 
     async def run(self, prompt: Prompt, llm: Session) -> list[Trajectory]:

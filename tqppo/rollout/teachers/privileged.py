@@ -6,21 +6,13 @@ The rollout worker renders it as the dataset renders prompts, and the teacher sc
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from string import Formatter
-from typing import Protocol
 
+from tqppo.data.dataset import Message
 from tqppo.data.prompts import Prompt
 from tqppo.errors import DataError
-
-
-class ChatTokenizer(Protocol):
-    """The part of a tokenizer that renders prompts."""
-
-    def __call__(self, text: str, *, add_special_tokens: bool) -> Mapping[str, list[int]]: ...
-    def apply_chat_template(
-        self, conversation: list[dict[str, object]], *, tokenize: bool, add_generation_prompt: bool
-    ) -> object: ...
+from tqppo.rollout.template import ChatTemplate
 
 
 def filled_in(template: str, prompt: Prompt, question: str) -> str:
@@ -47,19 +39,17 @@ def _text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def own_prompt(template: str, prompt: Prompt, tokenizer: ChatTokenizer, *, chat_template: bool) -> list[int]:
+def own_prompt(template: str, prompt: Prompt, chat: ChatTemplate, *, is_chat: bool) -> list[int]:
     """The tokens of the teacher's prompt. In a chat, the template replaces the last message of the user."""
-    if not chat_template:
-        text = filled_in(template, prompt, prompt.text)
-        return list(tokenizer(text, add_special_tokens=True)["input_ids"])
-    messages: list[dict[str, object]] = [dict(message) for message in prompt.messages]
+    if not is_chat:
+        return chat.tokenizer.encode(filled_in(template, prompt, prompt.text), add_special_tokens=True)
+    messages: list[Message] = [dict(message) for message in prompt.messages]
     asked = [place for place, message in enumerate(messages) if message.get("role") == "user"]
     if not asked:
         raise DataError(f"prompt {prompt.uid}: it has no message of the user for the teacher's prompt to replace")
     last = messages[asked[-1]]
     last["content"] = filled_in(template, prompt, str(last["content"]))
-    rendered = str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
-    return list(tokenizer(rendered, add_special_tokens=False)["input_ids"])
+    return chat.tokenizer.encode(chat.render(messages, generate=True), add_special_tokens=False)
 
 
 def before_response(own: Sequence[int], prompt: Prompt, row_prompt: Sequence[int]) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -53,6 +54,7 @@ class ReadyTeacher:
     probes: list[list[float]]  # log-probabilities of one fixed sequence, twice
     hidden_size: int
     node: str
+    pid: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +128,7 @@ class TeacherWorker:
             probes=[scores.logprobs[:-1].tolist() for scores in twice],
             hidden_size=0 if hidden is None else int(hidden.shape[1]),
             node=this_node() if ray.is_initialized() else "",
+            pid=os.getpid(),
         )
 
     async def score(self, rows: RowsToScore) -> ScoredRows:

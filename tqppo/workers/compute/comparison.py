@@ -51,7 +51,11 @@ class Comparison:
 
     def _compare(self, logits: Tensor, targets: Tensor, *columns: Tensor) -> TopK | tuple[Tensor]:
         if self.loss in top_k.KINDS:
-            return top_k.compare(self.loss, logits, Teacher(*columns), logprob_min=self.logprob_min)
+            found = top_k.compare(self.loss, logits, Teacher(*columns), logprob_min=self.logprob_min)
+            if self.loss == "reverse_kl_topk":
+                return found
+            # Without the rest of the vocabulary, a student that is ever sharper than its teacher would get below 0.
+            return found._replace(losses=found.losses.clamp(min=0.0))
         if self.loss in whole_vocabulary.KINDS:
             theirs = teacher_logits(self.layers, *columns)
             return (whole_vocabulary.divergence(self.loss, logits, theirs, logprob_min=self.logprob_min),)

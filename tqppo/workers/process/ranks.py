@@ -1,4 +1,4 @@
-"""The ranks of one role: who am I, who are the others, and the few numbers they exchange."""
+"""The ranks of one role: the place of this one, their process group, and the few numbers that they exchange."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Ranks:
 
 
 def open_store(host: str) -> TCPStore:
-    """Rank 0's meeting place, on a port of the system's choosing (`store.port`)."""
+    """Open the store through which ranks find rank 0, on a free port (`store.port`)."""
     return TCPStore(host, 0, is_master=True, wait_for_workers=False)
 
 

@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -138,6 +139,30 @@ def test_a_probe_is_scored_as_the_trainer_scores_it_and_old_weights_are_noticed(
     assert subject.run(verify_logprobs(subject.engine, Probe(probe, expected, 1e-4))) <= 1e-4
     with pytest.raises(EngineError, match="does not run the new weights"):
         subject.run(verify_logprobs(subject.engine, Probe(probe, [x - 0.01 for x in expected], 1e-4)))
+
+
+@pytest.mark.parametrize("compact", [True, False], ids=["arrays", "json"])
+def test_scores_are_those_of_the_embedded_engine(subject: Subject, compact: bool) -> None:
+    """Each server is within half of 1e-4 of the embedded engine, so any two engines agree to 1e-4."""
+    sequences = prompts(16, longest=200, seed=41)
+    starts = [len(tokens) // 2 for tokens in sequences]
+    embedded = plugins.load("rollout", "embedded")(EngineSpec(model=str(subject.folder), max_context_tokens=512))
+    subject.run(embedded.start())
+    subject.load(subject.folder)
+    expected = subject.run(embedded.score_many(sequences, 64, starts=starts))
+    subject.run(embedded.close())
+    engine: Any = subject.engine
+    assert engine.api.compact_scores, "the genuine engines answer arrays"
+    engine.api.compact_scores = compact
+    try:
+        found = subject.score(*sequences, top_k=64, starts=starts)
+    finally:
+        engine.api.compact_scores = True
+    for ours, theirs in zip(expected, found, strict=True):
+        np.testing.assert_allclose(theirs.logprobs, ours.logprobs, atol=5e-5)
+        np.testing.assert_allclose(theirs.top_logprobs, ours.top_logprobs, atol=5e-5)
+        is_clear = np.abs(np.diff(ours.top_logprobs, axis=1)).min(axis=1, initial=1) > 1e-4  # no two could swap places
+        np.testing.assert_array_equal(theirs.top_ids[is_clear, :-1], ours.top_ids[is_clear, :-1])
 
 
 def test_a_server_that_already_runs_can_be_used_if_it_has_the_model(subject: Subject, tolerance: float) -> None:

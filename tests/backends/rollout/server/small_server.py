@@ -24,6 +24,8 @@ class Handler(BaseHTTPRequestHandler):
     aborted: ClassVar[set[str]] = set()
 
     def do_GET(self) -> None:
+        if self.path.startswith("/tqppo/"):
+            return self.answer({"error": "no such route"}, 404)
         self.answer({"model": self.server.options.served, "weights": Handler.weights, "pid": os.getpid()})
 
     def do_POST(self) -> None:

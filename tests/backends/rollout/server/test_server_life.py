@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -211,6 +212,9 @@ def test_abort_returns_when_the_request_has_ended(tmp_path: Path) -> None:
 def test_scores_and_sleep_pass_through(tmp_path: Path) -> None:
     async def work(engine: SmallEngine) -> None:
         assert (await engine.score([1, 2, 3], top_k=2)).top_ids.shape == (3, 2)
+        assert len(await engine.score_many([[1, 2], [3]], starts=[0, 0])) == 2
+        with pytest.raises(EngineError, match="small returns no hidden states"):
+            await engine.score([1, 2, 3], hidden=True)
         await engine.sleep()
         await engine.wake()
         engine.expect(3)
@@ -234,6 +238,19 @@ def test_a_server_that_never_becomes_healthy_is_ended_at_the_deadline(tmp_path: 
     with pytest.raises(EngineError, match="not healthy after"):
         run(SmallEngine(spec(tmp_path, start_timeout_s=1.5, engine_args={"mode": "never-healthy"})), work)
     assert set(descendants(os.getpid())) <= before
+
+
+def test_routes_can_be_looked_for_and_the_bytes_of_answers_are_counted(tmp_path: Path) -> None:
+    async def work(engine: SmallEngine) -> None:
+        server = await engine.servers.live()
+        assert await server.has_route("/model")
+        assert not await server.has_route("/tqppo/score")
+        before = server.num_bytes_received
+        content = await server.ask_bytes("POST", "/generate", {"seed": 3}, timeout_s=10)
+        assert json.loads(content)["seed"] == 3
+        assert server.num_bytes_received == before + len(content)
+
+    run(SmallEngine(spec(tmp_path)), work)
 
 
 def test_a_request_to_a_closed_server_is_an_engine_error(tmp_path: Path) -> None:

@@ -1,6 +1,9 @@
-"""The parent's side of the processes that run a reward function. The scorer owns a pool of them.
+"""The parent's side of processes that run a user's functions: the reward, or the tools of an agent.
 
-Every call returns within a deadline: a process that misses it is killed with its children and replaced.
+Every call returns within a deadline: a process that misses it is killed with its children and replaced. The process
+reads and writes one JSON object per line. The first line that it reads is `ProcessSpec.start`, which it answers with
+`ready` or with `refused` and a reason. The others are samples with an id, each answered with a `value`, an `error` or
+`timeout`.
 """
 
 from __future__ import annotations
@@ -19,9 +22,10 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from itertools import count
 
+from tqppo import lifeline
 from tqppo.errors import DataError
 
-JsonMessage = dict[str, object]  # one JSON object of the protocol that `process` describes
+JsonMessage = dict[str, object]  # one JSON object of the protocol
 START_TIMEOUT_S = 120.0  # importing a user's module may mean importing torch
 CONCURRENT_ASYNC = 32  # samples that one process works on at once when the function is async
 GRACE_S = 2.0  # an async function's process ends late samples itself; after this much longer it is stuck
@@ -36,33 +40,34 @@ class ProcessDied(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class FunctionSpec:
-    """The function that a process runs; plain values."""
+class ProcessSpec:
+    """What a process runs; plain values."""
 
-    function: str
-    arguments: Mapping[str, object]
+    module: str  # started as `python -m module`
+    what: str  # the process's work in messages, such as `reward function 'exact_match'`
+    start: Mapping[str, object]
     timeout_s: float
+    grace_s: float = 0.0  # how much longer to wait for a process that ends late samples itself
 
     def start_line(self) -> bytes:
-        start = {"function": self.function, "arguments": dict(self.arguments), "timeout_s": self.timeout_s}
-        return json.dumps({**start, "parent": os.getpid()}).encode() + b"\n"
+        return json.dumps({**self.start, "timeout_s": self.timeout_s, "parent": os.getpid()}).encode() + b"\n"
 
 
-class RewardProcess:
+class FunctionProcess:
     """One process. `submit` sends it a sample; a thread reads the answers."""
 
-    def __init__(self, spec: FunctionSpec) -> None:
+    def __init__(self, spec: ProcessSpec) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tqppo.rewards.process"],
+            [sys.executable, "-m", spec.module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            start_new_session=True,  # so that killpg reaches its children, and Ctrl-C at the terminal does not reach it
+            start_new_session=True,  # so that Ctrl-C at the terminal does not reach it
         )
         self._pending: dict[object, Future[JsonMessage]] = {"start": Future()}
         self._lock = threading.Lock()
         self._ids = count()
         started = self._pending["start"]
-        self._reader = threading.Thread(target=self._read, daemon=True, name="reward-answers")
+        self._reader = threading.Thread(target=self._read, daemon=True, name="process-answers")
         self._reader.start()
         self._write(spec.start_line())
         try:
@@ -70,11 +75,12 @@ class RewardProcess:
         except (FutureTimeout, ProcessDied) as error:
             self.kill()
             why = "died" if isinstance(error, ProcessDied) else f"was not ready after {START_TIMEOUT_S:.0f} s"
-            raise DataError(f"reward function {spec.function!r}: its process {why} while importing it") from None
+            raise DataError(f"{spec.what}: its process {why} while importing it") from None
         if "refused" in answer:
             self.kill()
             raise DataError(str(answer["refused"]))
-        self.is_async = bool(answer["is_async"])
+        self.ready = answer
+        self.is_async = bool(answer.get("is_async"))
 
     @property
     def is_alive(self) -> bool:
@@ -89,8 +95,8 @@ class RewardProcess:
         return future
 
     def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        """End the process and everything that it started, in whatever process group and session."""
+        lifeline.end([self._process.pid])
         self._process.wait()
         self._reader.join()
         for pipe in (self._process.stdin, self._process.stdout):
@@ -130,11 +136,11 @@ class _Closed(dict[object, "Future[JsonMessage]"]):
 class ProcessPool:
     """A fixed number of processes. `call` is for threads: it blocks until its sample has a value or has failed."""
 
-    def __init__(self, spec: FunctionSpec, num_processes: int) -> None:
+    def __init__(self, spec: ProcessSpec, num_processes: int) -> None:
         self._spec = spec
         # A process dies with the thread that started it (see lifeline.die_with_parent), so one thread starts them all.
-        self._starter = ThreadPoolExecutor(1, thread_name_prefix="reward-starter")
-        self._processes: list[RewardProcess] = []
+        self._starter = ThreadPoolExecutor(1, thread_name_prefix="process-starter")
+        self._processes: list[FunctionProcess] = []
         self._slots: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._one_alone = threading.Lock()
@@ -145,6 +151,7 @@ class ProcessPool:
         except BaseException:
             self.close()
             raise
+        self.ready = self._processes[0].ready
         self._is_shared = self._processes[0].is_async
         self.num_slots = num_processes * (CONCURRENT_ASYNC if self._is_shared else 1)
         for slot in range(self.num_slots):
@@ -156,7 +163,7 @@ class ProcessPool:
         try:
             process = self._process(place)
             try:
-                patience_s = self._spec.timeout_s + (GRACE_S if self._is_shared else 0.0)
+                patience_s = self._spec.timeout_s + max(self._spec.grace_s, GRACE_S if self._is_shared else 0.0)
                 return _value(process.submit(sample).result(patience_s), self._spec.timeout_s)
             except (FutureTimeout, ProcessDied) as error:
                 process.kill()
@@ -175,17 +182,17 @@ class ProcessPool:
             process.kill()
         self._starter.shutdown()
 
-    def _start(self) -> RewardProcess:
+    def _start(self) -> FunctionProcess:
         try:
-            return self._starter.submit(RewardProcess, self._spec).result()
+            return self._starter.submit(FunctionProcess, self._spec).result()
         except RuntimeError:  # the starter is shut down
-            raise SampleFailed("the scorer is closed") from None
+            raise SampleFailed("its processes were closed") from None
 
-    def _process(self, place: int) -> RewardProcess:
+    def _process(self, place: int) -> FunctionProcess:
         """The process at this place; a new one if the last was killed."""
         with self._lock:
             if self._closed:
-                raise SampleFailed("the scorer is closed")
+                raise SampleFailed("its processes were closed")
             if not self._processes[place].is_alive:
                 self._processes[place].kill()
                 self._processes[place] = self._start()

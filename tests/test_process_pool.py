@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from tqppo.errors import DataError
-from tqppo.rewards.pool import FunctionSpec, ProcessPool, SampleFailed
+from tqppo.process_pool import ProcessPool, SampleFailed
+from tqppo.rewards.scorer import ScorerSpec, process_spec
 
 FUNCTION = """
 import os
@@ -21,7 +22,7 @@ def grade(data_source, solution_str, ground_truth, extra_info=None):
 @pytest.fixture
 def pool(tmp_path: Path) -> Iterator[ProcessPool]:
     (tmp_path / "grades.py").write_text(FUNCTION)
-    made = ProcessPool(FunctionSpec(f"{tmp_path}/grades.py:grade", {}, 10.0), 1)
+    made = ProcessPool(process_spec(ScorerSpec(f"{tmp_path}/grades.py:grade", timeout_s=10.0)), 1)
     yield made
     made.close()
 
@@ -47,4 +48,4 @@ def test_a_closed_pool_refuses_samples(pool: ProcessPool) -> None:
 
 def test_a_function_that_cannot_be_imported_is_refused_with_the_reason() -> None:
     with pytest.raises(DataError, match="cannot import no_such_module"):
-        ProcessPool(FunctionSpec("no_such_module:f", {}, 1.0), 1)
+        ProcessPool(process_spec(ScorerSpec("no_such_module:f")), 1)

@@ -1,0 +1,77 @@
+"""What the driver reports besides metrics, as typed events: each is a line of events.jsonl, a notice is also shown.
+
+The stages of a step call a `ReportEvent`; a run passes one that writes the file and the screen. Imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+LeftOutAs = Literal["failed", "dropped"]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLeftOut:
+    """A prompt that was sampled and is not trained on, and why."""
+
+    name: ClassVar[str] = "group_left_out"
+
+    step: int
+    prompt: str
+    outcome: LeftOutAs
+    reason: str
+    rows: int  # rows that were removed from the queue
+
+    @property
+    def notice(self) -> str:
+        """Nothing: a metric counts these, and one line each would flood the screen."""
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class ShortBatch:
+    """A step that ran out of rounds: fewer groups than the config asks for, or groups without signal among them."""
+
+    name: ClassVar[str] = "short_batch"
+
+    step: int
+    wanted: int
+    useful: int  # groups that are complete and, with filter_groups, have signal
+    filled: int  # groups without signal that were taken in their place
+    rounds: int
+
+    @property
+    def notice(self) -> str:
+        filled = f", and {self.filled} without signal" if self.filled else ""
+        return (
+            f"step {self.step} trains on {self.useful} of {self.wanted} groups{filled}: {self.rounds} rounds gave no "
+            'more (algorithm.filter_max_rounds; rollout.on_short_batch = "error" would stop)'
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class NothingToTrain:
+    """Mini-batches in which no token counts; their optimizer steps were skipped."""
+
+    name: ClassVar[str] = "nothing_to_train"
+
+    step: int
+    role: str
+    mini_batches: int
+
+    @property
+    def notice(self) -> str:
+        return (
+            f"step {self.step}: {self.mini_batches} mini-batches of the {self.role} had no token that counts, and were "
+            "not trained on"
+        )
+
+
+Event = GroupLeftOut | ShortBatch | NothingToTrain
+ReportEvent = Callable[[Event], None]
+
+
+def unreported(event: Event) -> None:
+    """The `ReportEvent` of a part that runs outside a run, such as a test's."""
