@@ -11,11 +11,7 @@ from functools import cache
 from pathlib import Path
 
 from tqppo import dataflow
-<<<<<<< HEAD
 from tqppo.builtin import TASKS
-=======
-from tqppo.builtin import AGENTS, TASKS
->>>>>>> main
 
 _TASKS = tuple(f"task:{name}" for name in TASKS)
 BEGINNINGS = {  # words that a value may be, beside paths
