@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 
 from tqppo import dataflow
-from tqppo.builtin import TASKS
+from tqppo.builtin import AGENTS, TASKS
 
 _TASKS = tuple(f"task:{name}" for name in TASKS)
 BEGINNINGS = {  # words that a value may be, beside paths
