@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from tqppo.data.prompts import load as load_prompts
 from tqppo.doctor.logprobs import engine_spec, prepare_model
 from tqppo.errors import EngineError
 from tqppo.protocols import Completion, EngineSpec, Request, RolloutEngine, Scores
-from tqppo.rollout.teachers.privileged import own_prompt
+from tqppo.rollout.teachers.privileged import ChatTokenizer, own_prompt
 from tqppo.run import configure
 from tqppo.run.configure import RunPaths
 from tqppo.run.teachers import task_rows
@@ -57,8 +57,8 @@ class TeacherTrial:
 
     def __str__(self) -> str:
         return (
-            f"teacher {self.name} scored {self.tokens} tokens of {self.rows} answers in {self.seconds:.1f} s; the student's "
-            f"log-probabilities are {self.divergence:+.3f} above its own, on average"
+            f"teacher {self.name} scored {self.tokens} tokens of {self.rows} answers in {self.seconds:.1f} s; "
+            f"divergence of the student: {self.divergence:+.3f} nats per token"
         )
 
 
@@ -139,7 +139,9 @@ async def _trial(
         for each in answers:
             chat = config.data.chat_template
             prompt = (
-                own_prompt(template, each.prompt, tokenizer, chat_template=chat) if template else each.prompt.tokens
+                own_prompt(template, each.prompt, cast(ChatTokenizer, tokenizer), chat_template=chat)
+                if template
+                else each.prompt.tokens
             )
             tokens, start = [*prompt, *each.completion.tokens], len(prompt) - 1
             first, second = [
