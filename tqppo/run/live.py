@@ -39,9 +39,16 @@ class Validator:
             self.pool.generate(list(enumerate(self.prompts)), self.task)
             found = self.queue.list(self.task.partition)
             self.queue.clear(found)
+<<<<<<< HEAD
             tags = found.in_order().tags
             answers = validation.figures(self._answer(each) for each in tags if each.get("last"))
             return answers | validation.reverse_kl(tags)
+=======
+            rows = (tags for tags in found.in_order().tags if tags.get("last"))
+            failed = sum(tags.get("failed_sessions", 0) for tags in found.tags)
+            figures = validation.figures(self._answer(tags) for tags in rows)
+            return figures | {"val-aux/failed_sessions": float(failed)}
+>>>>>>> a4
 
     def _answer(self, tags: Any) -> validation.Answer:
         return validation.Answer(
@@ -119,8 +126,9 @@ class LiveRun:
         return self.validator.run() | self.clock.take()
 
     def leftovers(self) -> list[str]:
-        """Keys still in the queue: none, after a step."""
-        return list(self.queue.list().keys)
+        """Keys still in the queue: none, after a step and after a validation."""
+        partitions = (self.stages.rollout.assignment.partition, self.validator.task.partition)
+        return [key for partition in partitions for key in self.queue.list(partition).keys]
 
     def measure(self, metrics: Metrics, seconds: float) -> Metrics:
         """The step's metrics with its timings: `seconds` of wall clock, of which each stage took a part."""
