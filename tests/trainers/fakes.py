@@ -190,13 +190,9 @@ def fake_run(
         return FakeGroup(role, queue, spec.features, log)
 
     groups = start_groups(config, paths, start)
-<<<<<<< HEAD
     for setup in configure.teacher_setups(config, paths, vocabulary=256):
         roles[f"teacher {setup.spec.name}"] = len(setup.specs())
-    engines = FakeEngines(queue, features, config.rollout.group_size, log)
-=======
     made = engines(queue, features, config.rollout.group_size, log)
->>>>>>> a4
     estimator = FakeEstimator(queue, configure.estimator_spec(config, paths).features, log)
     processes = Processes(queue, groups, made, estimator)
     stages = make_stages(config, processes, draw_prompts(), clock, vocabulary=256, **options)

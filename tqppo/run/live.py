@@ -39,16 +39,10 @@ class Validator:
             self.pool.generate(list(enumerate(self.prompts)), self.task)
             found = self.queue.list(self.task.partition)
             self.queue.clear(found)
-<<<<<<< HEAD
             tags = found.in_order().tags
             answers = validation.figures(self._answer(each) for each in tags if each.get("last"))
-            return answers | validation.reverse_kl(tags)
-=======
-            rows = (tags for tags in found.in_order().tags if tags.get("last"))
-            failed = sum(tags.get("failed_sessions", 0) for tags in found.tags)
-            figures = validation.figures(self._answer(tags) for tags in rows)
-            return figures | {"val-aux/failed_sessions": float(failed)}
->>>>>>> a4
+            failed = sum(each.get("failed_sessions", 0) for each in found.tags)
+            return answers | validation.reverse_kl(tags) | {"val-aux/failed_sessions": float(failed)}
 
     def _answer(self, tags: Any) -> validation.Answer:
         return validation.Answer(
