@@ -23,7 +23,8 @@ from tqppo.data.prompts import load as load_prompts
 from tqppo.doctor.logprobs import engine_spec, prepare_model
 from tqppo.errors import EngineError
 from tqppo.protocols import Completion, EngineSpec, Request, RolloutEngine, Scores
-from tqppo.rollout.teachers.privileged import ChatTokenizer, own_prompt
+from tqppo.rollout.teachers.privileged import own_prompt
+from tqppo.rollout.template import ChatTemplate, Tokenizer
 from tqppo.run import configure
 from tqppo.run.configure import RunPaths
 from tqppo.run.teachers import task_rows
@@ -131,18 +132,15 @@ async def _trial(
 ) -> TeacherTrial:
     features, template = facts.features(config), config.teachers[name].prompt
     engine: RolloutEngine = plugins.load("rollout", config.teachers[name].backend)(spec)
+    chat = ChatTemplate(cast(Tokenizer, tokenizer))
     began = time.monotonic()
     own: list[float] = []
     theirs: list[float] = []
     try:
         await engine.start()
         for each in answers:
-            chat = config.data.chat_template
-            prompt = (
-                own_prompt(template, each.prompt, cast(ChatTokenizer, tokenizer), chat_template=chat)
-                if template
-                else each.prompt.tokens
-            )
+            is_chat = config.data.chat_template
+            prompt = own_prompt(template, each.prompt, chat, is_chat=is_chat) if template else each.prompt.tokens
             tokens, start = [*prompt, *each.completion.tokens], len(prompt) - 1
             first, second = [
                 await engine.score(tokens, features.teacher_top_k, start=start, hidden=features.teacher_hidden)
