@@ -10,6 +10,8 @@ from tqppo import builtin
 from tqppo.data import tasks
 from tqppo.errors import UsageError
 from tqppo.rewards.functions import BUILT_IN
+from tqppo.rollout.loops import base as loops
+from tqppo.rollout.loops.tools import ToolLoop
 
 
 @pytest.mark.parametrize("name", builtin.TASKS)
@@ -23,6 +25,11 @@ def test_a_task_takes_the_arguments_that_its_table_lists(name: str) -> None:
 def test_every_task_and_reward_is_implemented_and_listed() -> None:
     assert list(tasks.TASKS) == list(builtin.TASKS)
     assert list(BUILT_IN) == list(builtin.REWARDS)
+
+
+def test_agent_loops_are_listed_with_their_arguments() -> None:
+    assert set(loops.BUILT_IN) <= set(builtin.AGENTS)
+    assert list(inspect.signature(ToolLoop).parameters) == list(builtin.AGENT_ARGUMENTS["tools"])
 
 
 def test_task_arguments_are_checked_by_name_type_and_range() -> None:

@@ -217,6 +217,7 @@ COMMANDS = {
     "tqppo.cli.output": "presets list --json",
     "tqppo.cli.presets": "presets diff",
     "tqppo.cli.scripts": "--show-completion bash",
+    "tqppo.cli.template": "template check",
     "tqppo.cli.train": "train --preset",
 }
 

@@ -19,6 +19,21 @@ TASKS: dict[str, dict[str, int | str]] = {  # task → its arguments with their 
 }
 REWARDS = ("task", "exact_match", "partial_match", "contains", "gsm8k", "matches", "math", "gym")
 AGENTS = ("single_turn", "tools", "rewrite")
+AGENT_ARGUMENTS = {  # agent loop → what `rollout.agent_args` may hold
+    "tools": (
+        "tools",
+        "parser",
+        "max_turns",
+        "max_calls",
+        "timeout_s",
+        "workers",
+        "max_output_chars",
+        "memory_gb",
+        "on_tool_error",
+        "answer",
+        "template_args",
+    ),
+}
 DATA_FILES = (".jsonl", ".ndjson", ".parquet")
 
 

@@ -55,6 +55,7 @@ def test_line_is_cut_into_words(line: str, words: list[str]) -> None:
 
 def test_commands_and_options() -> None:
     assert "validate-config" in offered("tqppo ")
+    assert offered("tqppo template ") == ["check"]
     assert offered("tqppo presets ") == ["list", "show", "diff"]
     assert {"--preset", "--config", "--set", "--dry-run", "--help"} <= set(offered("tqppo train --"))
     assert offered("tqppo nonsense ") == []

@@ -55,6 +55,17 @@ def test_a_reward_that_the_reference_itself_does_not_earn_is_suspicious(tmp_path
     assert set(codes(probed(f"reward.function={tmp_path}/bad.py:broken"))) == {"E603"}
 
 
+def test_the_agent_loop_and_its_tools_are_imported(tmp_path: Path) -> None:
+    (tmp_path / "tools_of_probe.py").write_text("def add(a: int) -> int:\n    return a\n\ndef bare(a):\n    return a\n")
+    path = f"{tmp_path}/tools_of_probe.py"
+    assert codes(probed("rollout.agent=tools", f'rollout.agent_args.tools=["{path}:add"]')) == []
+    (found,) = probed("rollout.agent=tools", f'rollout.agent_args.tools=["{path}:bare"]')
+    assert (found.code, found.key) == ("E611", "rollout.agent_args")
+    assert "argument 'a' has no annotation" in found.message
+    (found,) = probed("rollout.agent=no_such_module:Loop")
+    assert "cannot be imported" in found.message
+
+
 def test_vocabularies_of_student_and_teacher_are_compared(tiny_model: Path, tmp_path: Path) -> None:
     teacher = ("mode=distill", "warm_start.steps=0")
     same = [each for each in probed(*teacher, f"teachers.t.path={tiny_model}") if each.severity == "error"]
@@ -67,7 +78,8 @@ def test_vocabularies_of_student_and_teacher_are_compared(tiny_model: Path, tmp_
     (other / "tokenizer.json").write_text(json.dumps(tokenizer))
     (found,) = probed(*teacher, f"teachers.t.path={other}")
     assert found.code == "E605"
-    assert "disagree on 2 tokens, such as 'A', 'B'" in found.message
+    assert "disagree on 2 tokens" in found.message
+    assert "'A' is token 32 for the student and token 33 for the teacher" in found.found
     assert codes(probed(*teacher, f"teachers.t.path={other}", "distillation.check_vocabulary=false")) == []
 
 

@@ -70,6 +70,15 @@ def test_the_engine_gets_the_sum_of_prompt_and_response() -> None:
     assert configure.sampling(config, temperature=0.5).temperature == 0.5
 
 
+def test_files_of_agents_and_tools_have_their_full_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    tools = 'rollout.agent_args.tools=["t.py:add", "package.tools:add"]'
+    (tmp_path / "t.py").touch()
+    spec = configure.rollout_spec(config_of("rollout.agent=loop.py:Loop", tools), PATHS, (2,))
+    assert spec.agent == f"{tmp_path}/loop.py:Loop"
+    assert spec.agent_args["tools"] == [f"{tmp_path}/t.py:add", "package.tools:add"]
+
+
 def test_the_estimator_gets_the_algorithm_and_the_limits() -> None:
     config = config_of("algorithm.correction=icepop", "algorithm.correction_cap=5.0", "rollout.max_new_tokens=28")
     spec = configure.estimator_spec(config, PATHS)

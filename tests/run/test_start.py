@@ -86,6 +86,6 @@ def test_a_second_resume_is_refused_before_it_reads_or_writes_anything(
 
 
 def test_what_has_no_trainer_yet_is_refused_by_name() -> None:
-    config = compile_config(None, [], ["rollout.agent=tools"], {}).draft
-    with pytest.raises(PreflightError, match="the agent loop 'tools'"):
+    config = compile_config(None, [], ["rollout.agent=rewrite"], {}).draft
+    with pytest.raises(PreflightError, match="the agent loop 'rewrite'"):
         start.refuse_what_is_not_there(config, "mine")

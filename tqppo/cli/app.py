@@ -10,7 +10,20 @@ import typer
 from typer.core import TyperGroup
 
 from tqppo import space
-from tqppo.cli import backends, completion, config, crash, doctor, environment, presets, resume, schema, train, validate
+from tqppo.cli import (
+    backends,
+    completion,
+    config,
+    crash,
+    doctor,
+    environment,
+    presets,
+    resume,
+    schema,
+    template,
+    train,
+    validate,
+)
 from tqppo.cli.options import Quiet, Verbose
 from tqppo.errors import TqppoError
 
@@ -114,3 +127,4 @@ app.add_typer(presets.app, name="presets")
 app.add_typer(config.app, name="config")
 app.add_typer(backends.app, name="backends")
 app.add_typer(doctor.app, name="doctor")
+app.add_typer(template.app, name="template")

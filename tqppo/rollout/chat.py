@@ -16,14 +16,16 @@ from typing import NamedTuple
 from tqppo.data.dataset import Message
 from tqppo.data.prompts import Prompt
 from tqppo.protocols import Completion
-from tqppo.rollout.template import ChatTemplate, Schema, TemplateRefused
+from tqppo.rollout.template import ChatTemplate, Schema, TemplateRefused, num_common
 from tqppo.rollout.tools.calls import Reading
 from tqppo.rollout.trajectory import Trajectory
+
+CHARACTERS = 48  # of a fork's texts
 
 
 @dataclass(slots=True)
 class _Sequence:
-    """The trajectory that is being written, and the text that its tokens stand for."""
+    """The trajectory that is being written, and the text that the template writes for its tokens."""
 
     prompt: list[int]
     text: str
@@ -33,11 +35,10 @@ class _Sequence:
     turn_ends: list[int] = field(default_factory=list)
     last: Completion | None = None
 
-    def observe(self, tokens: Sequence[int], text: str) -> None:
+    def observe(self, tokens: Sequence[int]) -> None:
         self.tokens += tokens
         self.mask += [False] * len(tokens)
         self.logprobs += [0.0] * len(tokens)
-        self.text += text
 
     def sample(self, completion: Completion, text: str) -> None:
         self.tokens += completion.tokens
@@ -46,6 +47,11 @@ class _Sequence:
         self.text += text
         self.turn_ends.append(len(self.tokens))
         self.last = completion
+
+    def forget(self, num_tokens: int, text: str) -> None:
+        """Take back the observation after `num_tokens` tokens."""
+        del self.tokens[num_tokens:], self.mask[num_tokens:], self.logprobs[num_tokens:]
+        self.text = text
 
     def trajectory(self) -> Trajectory | None:
         """The trajectory up to its last sampled token; None if it has none."""
@@ -86,6 +92,26 @@ class _History(NamedTuple):
     text: str
 
 
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """Where the template wrote an earlier turn in another way: texts from the first difference on, cut short."""
+
+    num_turns: int  # sampled before it
+    seen: str
+    rendered: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Unsettled:
+    """The state before the last messages became tokens, kept until the model answers them."""
+
+    messages: list[Message]
+    waiting: list[Message]
+    turn: _Turn | None
+    num_tokens: int
+    text: str
+
+
 class Conversation:
     """The messages and tokens of one session.
 
@@ -104,11 +130,12 @@ class Conversation:
         self.chat = chat
         self.messages = list(messages)
         self.tools = tuple(tools)
-        self.num_forks = 0
+        self.forks: list[Fork] = []
         self._plain = plain or not chat.exists
         self._finished: list[Trajectory] = []
         self._waiting: list[Message] = []
         self._turn: _Turn | None = None  # the last turn, while it is not among the messages yet
+        self._unsettled: _Unsettled | None = None
         text = self._render(self.messages)
         self._current = _Sequence(chat.encode(text), text)
 
@@ -122,6 +149,10 @@ class Conversation:
             made._current.prompt = list(prompt.tokens)
         return made
 
+    @property
+    def num_forks(self) -> int:
+        return len(self.forks)
+
     def context(self) -> list[int]:
         """The tokens for the next request: everything so far, then the messages that were added since the last turn."""
         if self._turn is not None or self._waiting:
@@ -133,10 +164,14 @@ class Conversation:
         assert self._turn is None, "two turns in a row: ask for context() between them"
         body, terminator = self._split(completion)
         self._current.sample(completion, body + terminator)
-        self._turn = _Turn(body, terminator, reading)
+        self._turn, self._unsettled = _Turn(body, terminator, reading), None
 
     def add_messages(self, messages: Sequence[Message]) -> None:
         """Append messages that the model did not write: the user's, or results of tools."""
+        before = self._unsettled
+        if before is not None and not self._waiting:  # messages became tokens that no turn answered: do it again
+            self.messages, self._waiting, self._turn = before.messages, list(before.waiting), before.turn
+            self._current.forget(before.num_tokens, before.text)
         self._waiting += messages
 
     def text_of(self, completion: Completion) -> str:
@@ -156,14 +191,15 @@ class Conversation:
         if not rendered:
             self._render([*next(self._histories()), *self._waiting])  # raises the template's reason
         continued = next((each for each in rendered if self._new_text(each.text) is not None), None)
+        settled = continued or rendered[-1]  # the last one is in the template's own format
         if continued is not None:
-            new = self._new_text(continued.text) or ""
-            self._current.observe(self._encode_after(new), new)
+            current = self._current
+            self._unsettled = _Unsettled(self.messages, self._waiting, self._turn, len(current.tokens), current.text)
+            current.observe(self._encode_after(self._new_text(settled.text) or ""))
+            current.text = settled.text
         else:
-            self._fork(rendered[-1].text)
-        # The last one is in the template's own format.
-        self.messages = (continued or rendered[-1]).messages
-        self._waiting, self._turn = [], None
+            self._fork(settled.text)
+        self.messages, self._waiting, self._turn = settled.messages, [], None
 
     def _rendered(self, waiting: Sequence[Message]) -> list[_History]:
         """The messages of each history that the template accepts, followed by these, and their text."""
@@ -183,7 +219,8 @@ class Conversation:
             yield self.messages
             return
         yield [*self.messages, {"role": "assistant", "content": turn.body}]
-        if opening := self._opening():
+        opening = "" if self._plain else self.chat.opening(self.messages, tools=self.tools)
+        if opening:
             yield [*self.messages, {"role": "assistant", "content": opening + turn.body}]
         if structured := turn.structured:
             yield [*self.messages, structured]
@@ -201,10 +238,12 @@ class Conversation:
 
     def _fork(self, text: str) -> None:
         """End the trajectory; begin one whose prompt is the history as the template renders it."""
-        ended = self._current.trajectory()
+        ended, seen = self._current.trajectory(), self._current.text
         if ended is not None:
             self._finished.append(ended)
-            self.num_forks += 1
+            same = num_common(seen, text)
+            shown = slice(max(0, same - CHARACTERS // 2), same + CHARACTERS)
+            self.forks.append(Fork(sum(each.num_turns for each in self._finished), seen[shown], text[shown]))
         self._current = _Sequence(self._encode_history(text), text)
 
     def _encode_history(self, text: str) -> list[int]:
@@ -237,17 +276,6 @@ class Conversation:
         ended = completion.finish_reason == "stop" and tokens and tokens[-1] in self.chat.special
         body = tokens[:-1] if ended else tokens
         return self.chat.decode(body), self.chat.decode(tokens[-1:]) if ended else ""
-
-    def _opening(self) -> str:
-        """What the template writes into the assistant's turn before the model speaks, such as `<think>`."""
-        mark = "\N{OBJECT REPLACEMENT CHARACTER}"
-        try:
-            begun = self._render(self.messages)
-            spoken = self.chat.render([*self.messages, {"role": "assistant", "content": mark}], tools=self.tools)
-        except TemplateRefused:
-            return ""
-        header = spoken.partition(mark)[0]
-        return begun[len(header) :] if not self._plain and begun.startswith(header) else ""
 
     def _encode_after(self, text: str) -> list[int]:
         """Tokens of a text that follows a special token, as they are within the whole."""

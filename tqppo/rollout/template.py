@@ -11,6 +11,7 @@ from tqppo.data.dataset import Message
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+MARK = "\N{OBJECT REPLACEMENT CHARACTER}"  # stands for a content whose place in the text is wanted
 Schema = Mapping[str, object]  # a tool as templates take it: {"type": "function", "function": {...}}
 
 
@@ -21,7 +22,7 @@ class TemplateRefused(Exception):
 class Tokenizer(Protocol):
     """The part of a Hugging Face tokenizer that loops use."""
 
-    chat_template: str | None
+    chat_template: str | dict[str, str] | None  # several by name, or one
     eos_token_id: int | None
     eos_token: str | None
 
@@ -64,6 +65,16 @@ class ChatTemplate:
             roles = ", ".join(str(message["role"]) for message in messages)
             raise TemplateRefused(f"the chat template refuses messages of the roles {roles}: {error}") from error
 
+    def opening(self, messages: Sequence[Message], *, tools: Sequence[Schema] = ()) -> str:
+        """What the template writes into the assistant's turn before the model speaks, such as `<think>`."""
+        try:
+            begun = self.render(messages, tools=tools, generate=True)
+            spoken = self.render([*messages, {"role": "assistant", "content": MARK}], tools=tools)
+        except TemplateRefused:
+            return ""
+        header = spoken.partition(MARK)[0]
+        return begun[len(header) :] if begun.startswith(header) else ""
+
     def encode(self, text: str) -> list[int]:
         """Tokens of a text that follows a special token; special tokens in it are recognised."""
         return list(self.tokenizer.encode(text, add_special_tokens=False))
@@ -77,3 +88,9 @@ class ChatTemplate:
         for token in sorted(self.special.values(), key=len, reverse=True):
             text = text.replace(token, f"{token[:1]} {token[1:]}")
         return text
+
+
+def num_common(one: str, two: str) -> int:
+    """How many characters two texts share at their beginning."""
+    shorter = min(len(one), len(two))
+    return next((i for i in range(shorter) if one[i] != two[i]), shorter)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
+from tqppo import plugins
 from tqppo.algorithms.advantages import EstimateOptions
 from tqppo.algorithms.losses import PolicyOptions
 from tqppo.config import facts
@@ -123,14 +124,21 @@ def rollout_spec(config: Config, paths: RunPaths, eos_token_ids: tuple[int, ...]
         engine=engine,
         tokenizer=paths.tokenizer,
         reward=ScorerSpec.of(config.reward, max_new_tokens=rollout.max_new_tokens),
-        agent=rollout.agent,
-        agent_args=dict(rollout.agent_args),
+        agent=plugins.absolute(rollout.agent),
+        agent_args={name: with_full_paths(value) for name, value in rollout.agent_args.items()},
         max_trajectories=rollout.max_trajectories,
         session_retries=rollout.session_retries,
         trust_remote_code=model.trust_remote_code,
         weight_sync=rollout.weight_sync,
         chat_template=config.data.chat_template,
     )
+
+
+def with_full_paths(value: object) -> object:
+    """An argument of an agent loop; each `file.py:name` in it has the file's full path, for workers elsewhere."""
+    if isinstance(value, list):
+        return [with_full_paths(each) for each in value]
+    return plugins.absolute(value) if isinstance(value, str) else value
 
 
 def model_spec(config: Config, path: str, *, lora: bool = False, checkpointing: bool = False) -> ModelSpec:
@@ -231,7 +239,7 @@ def _teacher_setup(config: Config, paths: RunPaths, name: str, vocabulary: int) 
         spec=TeacherSpec(
             name=name,
             backend=teacher.backend,
-            engine=_teacher_engine(config, paths, name),
+            engine=teacher_engine(config, paths, name),
             top_k=features.teacher_top_k,
             hidden=features.teacher_hidden,
             hidden_dtype=facts.compute_dtype(config),
@@ -252,7 +260,7 @@ def _teacher_setup(config: Config, paths: RunPaths, name: str, vocabulary: int) 
     )
 
 
-def _teacher_engine(config: Config, paths: RunPaths, name: str) -> EngineSpec:
+def teacher_engine(config: Config, paths: RunPaths, name: str) -> EngineSpec:
     teacher, model = config.teachers[name], config.model
     return EngineSpec(
         model=paths.teachers[name],

@@ -18,6 +18,7 @@ from tqppo.config.show.export import flat, origins_json, resolved_toml
 from tqppo.display.display import Display
 from tqppo.errors import CheckpointError, ConfigError, PreflightError, TqppoError
 from tqppo.metrics import trackers
+from tqppo.rollout.loops.base import check_loop
 from tqppo.run.attempt import Attempt
 from tqppo.run.checkpoint import Checkpoint, CheckpointStore, find_run
 from tqppo.run.folder import RunFolder, new_run
@@ -49,6 +50,7 @@ def train(compilation: Compilation, *, verbosity: int = 0) -> int:
     config = compilation.config
     assert config is not None, "only a config that compiles is trained"
     refuse_what_is_not_there(config, compilation.name)
+    check_loop(config.rollout.agent, config.rollout.agent_args)
     trackers.check(config.logging.trackers)
     folder = new_run(Path(config.run.dir), config.run.name, preset=compilation.name, model=config.model.path)
     with RunLock(folder.path) as lock:
@@ -107,10 +109,10 @@ def _go_on(config: Config, folder: RunFolder, found: Checkpoint, lock: RunLock, 
 
 def refuse_what_is_not_there(config: Config, name: str) -> None:
     """Modes and agent loops whose trainer is not part of this version, by name."""
-    if config.rollout.agent in ("tools", "rewrite"):
+    if config.rollout.agent == "rewrite":
         raise PreflightError(
             f"{name}: the agent loop {config.rollout.agent!r} is not there yet; "
-            "use single_turn, or your own loop as module:Class"
+            "use single_turn, tools, or your own loop as module:Class"
         )
 
 

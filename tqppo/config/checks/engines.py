@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 
 from tqppo import plugins
-from tqppo.builtin import AGENTS
+from tqppo.builtin import AGENT_ARGUMENTS, AGENTS
 from tqppo.config.checks.registry import Context, check
 from tqppo.config.diagnostics import Diagnostic
 from tqppo.config.read.nearest import did_you_mean
@@ -119,3 +120,48 @@ def agent_exists(context: Context) -> Iterator[Diagnostic]:
             allowed=", ".join(AGENTS) + ', or your own as "module:Class" or "file.py:Class"',
             fix=did_you_mean(name, AGENTS) or f'write "{name}:Class" if {name} is a module of yours',
         )
+
+
+@check("rollout.agent", "rollout.agent_args")
+def agent_takes_its_arguments(context: Context) -> Iterator[Diagnostic]:
+    rollout = context.config.rollout
+    known = AGENT_ARGUMENTS.get(rollout.agent)
+    for name in rollout.agent_args if known is not None else ():
+        if name not in (known or ()):
+            yield context.report(
+                "E418",
+                f"the agent {rollout.agent} has no argument {name}",
+                (f"rollout.agent_args.{name}", "rollout.agent"),
+                found=name,
+                allowed=", ".join(known or ()),
+                fix=did_you_mean(name, list(known or ())) or f"delete rollout.agent_args.{name}",
+                on_key=True,
+            )
+    if rollout.agent == "tools":
+        yield from _tools_exist(context)
+
+
+def _tools_exist(context: Context) -> Iterator[Diagnostic]:
+    """Tools are named, and their files are there. `--probe` imports them."""
+    tools = context.config.rollout.agent_args.get("tools")
+    example = 'rollout.agent_args.tools = ["tools.py:calculate"]'
+    if not isinstance(tools, list) or not tools or not all(isinstance(each, str) for each in tools):
+        message = "the agent tools needs a list of functions"
+        allowed = "module:function or file.py:function"
+        keys = ("rollout.agent_args", "rollout.agent")
+        yield context.report("E419", message, keys, allowed=allowed, fix=f"set {example}")
+        return
+    for each in tools:
+        place, _, function = each.rpartition(":")
+        if place.endswith(".py") and not Path(place).expanduser().is_file():
+            message, key = f"there is no file {place}", "rollout.agent_args.tools"
+            yield context.report("E419", message, (key,), found=each, fix="correct the path")
+        elif not place or not function:
+            yield context.report(
+                "E419",
+                f'"{each}" names no function',
+                ("rollout.agent_args.tools",),
+                found=each,
+                allowed="module:function or file.py:function",
+                fix=f'write "{each or "tools"}.py:function"',
+            )

@@ -11,10 +11,14 @@ from functools import cache
 from pathlib import Path
 
 from tqppo import dataflow
-from tqppo.builtin import TASKS
+from tqppo.builtin import AGENTS, TASKS
 
 _TASKS = tuple(f"task:{name}" for name in TASKS)
-BEGINNINGS = {"teachers.*.path": ("student", *_TASKS), "data.train": _TASKS}  # words that a value may be, beside paths
+BEGINNINGS = {  # words that a value may be, beside paths
+    "teachers.*.path": ("student", *_TASKS),
+    "data.train": _TASKS,
+    "rollout.agent": AGENTS,
+}
 
 
 @dataclass(frozen=True, slots=True)

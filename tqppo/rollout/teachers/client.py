@@ -58,13 +58,13 @@ class TeacherRoutes:
 
     def of(self, prompt: Prompt) -> TeacherRoute | None:
         """The teacher of a prompt; None if no teacher scores it."""
-        value = str(prompt.extra.get(self.column)) if self.column else prompt.source
+        value = str(prompt.column(self.column)) if self.column else prompt.source
         return next((each for each in self.teachers if not each.match or value in each.match), None)
 
     def required(self, prompt: Prompt) -> TeacherRoute:
         found = self.of(prompt)
         if found is None:
-            value = repr(prompt.extra.get(self.column)) if self.column else repr(prompt.source)
+            value = repr(prompt.column(self.column)) if self.column else repr(prompt.source)
             known = "; ".join(f"{each.name}: {', '.join(each.match)}" for each in self.teachers)
             column = self.column or "source"
             raise DataError(f"prompt {prompt.uid}: no teacher scores rows whose {column} is {value}; known: {known}")
