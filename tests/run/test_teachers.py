@@ -36,8 +36,8 @@ class Stages:
 
 def test_named_models_stay_and_the_student_is_the_runs_own_model(tmp_path: Path) -> None:
     config = config_of(
-        *("teachers.a.path=org/big", 'teachers.a.match=["x"]'),
-        *("teachers.b.path=student", 'teachers.b.match=["y"]', 'teachers.b.prompt="{prompt} {answer}"'),
+        *('data.train=["task:sort", "task:reverse"]', "teachers.a.path=org/big", 'teachers.a.match=["sort"]'),
+        *("teachers.b.path=student", 'teachers.b.match=["reverse"]', 'teachers.b.prompt="{prompt} {answer}"'),
     )
     stages = Stages()
     assert prepare_teachers(config, "run/model", tmp_path, stages) == {"a": "org/big", "b": "run/model"}
