@@ -23,7 +23,8 @@ from tqppo.data.prompts import load as load_prompts
 from tqppo.doctor.logprobs import engine_spec, prepare_model
 from tqppo.errors import EngineError
 from tqppo.protocols import Completion, EngineSpec, Request, RolloutEngine, Scores
-from tqppo.rollout.teachers.privileged import ChatTokenizer, own_prompt
+from tqppo.rollout.teachers.privileged import own_prompt
+from tqppo.rollout.template import ChatTemplate, Tokenizer
 from tqppo.run import configure
 from tqppo.run.configure import RunPaths
 from tqppo.run.teachers import task_rows
@@ -130,6 +131,7 @@ async def _trial(
     config: Config, name: str, spec: EngineSpec, answers: Sequence[Answer], tokenizer: PreTrainedTokenizerBase
 ) -> TeacherTrial:
     features, template = facts.features(config), config.teachers[name].prompt
+    chat = ChatTemplate(cast(Tokenizer, tokenizer))
     engine: RolloutEngine = plugins.load("rollout", config.teachers[name].backend)(spec)
     began = time.monotonic()
     own: list[float] = []
@@ -137,9 +139,8 @@ async def _trial(
     try:
         await engine.start()
         for each in answers:
-            chat = config.data.chat_template
             prompt = (
-                own_prompt(template, each.prompt, cast(ChatTokenizer, tokenizer), chat_template=chat)
+                own_prompt(template, each.prompt, chat, is_chat=config.data.chat_template)
                 if template
                 else each.prompt.tokens
             )
