@@ -11,7 +11,13 @@ from tqppo.config import facts
 from tqppo.config.facts import context_tokens, model_shape, required_multiple, rows_per_step
 from tqppo.config.plan.memory import BYTES, MemoryPart, Training, engine_memory, size, training_memory
 from tqppo.config.plan.shapes import ModelShape, shape_of
-from tqppo.config.plan.teachers import PlannedDistillation, hidden_width, planned_distillation, teacher_devices
+from tqppo.config.plan.teachers import (
+    PlannedDistillation,
+    hidden_width,
+    output_layers,
+    planned_distillation,
+    teacher_devices,
+)
 
 if TYPE_CHECKING:
     from tqppo.config.compilation import Compilation
