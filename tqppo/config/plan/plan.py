@@ -115,7 +115,8 @@ def _roles(config: Config, shape: ModelShape | None) -> Iterator[PlannedRole]:
     dtype = facts.compute_dtype(config)
     yield _engine_role(config, shape, dtype)
     for role, ranks in facts.worker_roles(config).items():
-        yield _worker_role(config, role, ranks, shape, dtype)
+        planned = _worker_role(config, role, ranks, shape, dtype)
+        yield replace(planned, memory=[*planned.memory, *(output_layers(config) if role == "actor" else [])])
     yield from _teacher_roles(config, dtype)
     yield _storage_role(config)
 
