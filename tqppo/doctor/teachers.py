@@ -131,19 +131,16 @@ async def _trial(
     config: Config, name: str, spec: EngineSpec, answers: Sequence[Answer], tokenizer: PreTrainedTokenizerBase
 ) -> TeacherTrial:
     features, template = facts.features(config), config.teachers[name].prompt
-    chat = ChatTemplate(cast(Tokenizer, tokenizer))
     engine: RolloutEngine = plugins.load("rollout", config.teachers[name].backend)(spec)
+    chat = ChatTemplate(cast(Tokenizer, tokenizer))
     began = time.monotonic()
     own: list[float] = []
     theirs: list[float] = []
     try:
         await engine.start()
         for each in answers:
-            prompt = (
-                own_prompt(template, each.prompt, chat, is_chat=config.data.chat_template)
-                if template
-                else each.prompt.tokens
-            )
+            is_chat = config.data.chat_template
+            prompt = own_prompt(template, each.prompt, chat, is_chat=is_chat) if template else each.prompt.tokens
             tokens, start = [*prompt, *each.completion.tokens], len(prompt) - 1
             first, second = [
                 await engine.score(tokens, features.teacher_top_k, start=start, hidden=features.teacher_hidden)
