@@ -187,10 +187,6 @@ ACTOR_UPDATE = Stage(
         **_TEACHER_COLUMNS,
     ),
 )
-DIVERGENCE = Stage(  # of validation, which no step has
-    "actor.divergence",
-    reads_when=_columns("tokens", "response_mask", **_TEACHER_COLUMNS),
-)
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ from .server.scores import no_scores
 
 CPU_SUPPORT = Path(__file__).parent / "sglang_cpu"
 CPU_KV_BYTES = 256 * 1024**2
+RESERVED_TOKENS = 8  # SGLang refuses inputs that are less than seven tokens shorter than its context
 MASK_TOKENS = 32_768  # largest number of tokens that may be left after top-k and top-p
 FINISH: Mapping[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
 
@@ -47,7 +48,7 @@ class SGLangServer(ServerApi):
         spec = self.spec
         common: Arguments = {
             "served-model-name": self.served_name,
-            "context-length": spec.max_context_tokens + 1,
+            "context-length": spec.max_context_tokens + RESERVED_TOKENS,
             "max-running-requests": spec.max_running,
             "skip-tokenizer-init": True,
             "skip-server-warmup": True,
@@ -82,7 +83,8 @@ class SGLangServer(ServerApi):
 
     def _kv_tokens(self) -> int:
         """Tokens that the cache holds: every running sequence at its longest, within a fixed budget of bytes."""
-        wanted = self.spec.max_running * (self.spec.max_context_tokens + 1)
+        longest = self.spec.max_context_tokens + RESERVED_TOKENS
+        wanted = self.spec.max_running * longest
         path = Path(self.spec.model) / "config.json"
         if not path.is_file():
             return wanted
@@ -90,7 +92,7 @@ class SGLangServer(ServerApi):
         heads = model.get("num_key_value_heads") or model["num_attention_heads"]
         width = model.get("head_dim") or model["hidden_size"] // model["num_attention_heads"]
         per_token = model["num_hidden_layers"] * heads * width * 2 * 4
-        return int(max(min(wanted, CPU_KV_BYTES // per_token), 2 * (self.spec.max_context_tokens + 1)))
+        return int(max(min(wanted, CPU_KV_BYTES // per_token), 2 * longest))
 
     def environment(self) -> dict[str, str]:
         common = {"TOKENIZERS_PARALLELISM": "false", "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"}

@@ -98,7 +98,7 @@ class Ours:
     def __init__(self, config: Config, runs: Path, name: str, stack: ExitStack) -> None:
         folder = new_run(runs, name, preset="", model="")
         logs = folder.next_attempt()
-        self.parts = build(config, folder, logs, stack, lambda text: nullcontext())
+        self.parts = build(config, folder, logs, stack, lambda text: nullcontext(lambda line: None))
         self.model, self.step = folder.model, 0
         self.seconds: Counter[str] = Counter()
         self.seen: Counter[str] = Counter()

@@ -78,7 +78,8 @@ def test_vocabularies_of_student_and_teacher_are_compared(tiny_model: Path, tmp_
     (other / "tokenizer.json").write_text(json.dumps(tokenizer))
     (found,) = probed(*teacher, f"teachers.t.path={other}")
     assert found.code == "E605"
-    assert "disagree on 2 tokens, such as 'A', 'B'" in found.message
+    assert "disagree on 2 tokens" in found.message
+    assert "'A' is token 32 for the student and token 33 for the teacher" in found.found
     assert codes(probed(*teacher, f"teachers.t.path={other}", "distillation.check_vocabulary=false")) == []
 
 

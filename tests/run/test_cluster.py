@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tqppo.errors import PreflightError
-from tqppo.run.cluster import PRIVATE_PREFIX, ray_cluster
+from tqppo.run.cluster import PRIVATE_PREFIX, TIMED_OUT, ray_cluster, start_patiently
 
 START = """
 import sys, tempfile, time
@@ -63,3 +63,36 @@ def test_a_cluster_that_does_not_answer_is_named(tmp_path: Path) -> None:
         ray_cluster("127.0.0.1:1", num_cpus=1, object_store_bytes=0, logs=tmp_path),
     ):
         pass
+
+
+class SlowStart:
+    """A start that times out as Ray does, some times, and leaves a process behind each time."""
+
+    def __init__(self, failures: int, text: str = f"The current node {TIMED_OUT}.") -> None:
+        self.failures, self.text, self.left = failures, text, list[subprocess.Popen[bytes]]()
+
+    def __call__(self) -> None:
+        if len(self.left) < self.failures:
+            self.left.append(subprocess.Popen(["sleep", "600"]))
+            raise Exception(self.text)
+
+
+def test_a_start_that_times_out_is_tried_again_and_leaves_no_process() -> None:
+    start = SlowStart(2)
+    start_patiently(start)
+    assert [process.wait(timeout=10) for process in start.left] == [-9, -9]
+
+
+def test_a_machine_that_is_too_busy_is_named() -> None:
+    start = SlowStart(100)
+    with pytest.raises(PreflightError, match="did not start in 4 attempts"):
+        start_patiently(start)
+    assert [process.wait(timeout=10) for process in start.left] == [-9] * 4
+
+
+def test_another_error_of_a_start_is_not_hidden() -> None:
+    start = SlowStart(1, "no space left on device")
+    with pytest.raises(Exception, match="no space left"):
+        start_patiently(start)
+    start.left[0].kill()
+    start.left[0].wait()

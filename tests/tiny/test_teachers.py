@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tqppo.data.prompts import DataSpec, demonstrations
 from tqppo.errors import PreflightError
 from tqppo.tiny import teachers
-from tqppo.tiny.teachers import TaskRows, TeacherProgress, TeacherRecipe, find_teacher, make_teacher
+from tqppo.tiny.teachers import TaskSplit, TeacherProgress, TeacherRecipe, find_teacher, make_teacher
 
 RECIPE = TeacherRecipe(
     "llama", 32, 1, 1, True, batch_size=64, warmup_steps=5, cooling_steps=10, max_steps=300, least_accuracy=0.9
@@ -24,10 +24,10 @@ RECIPE = TeacherRecipe(
 QUICK = replace(RECIPE, max_steps=2, least_accuracy=0.0)
 
 
-def copies(task: str = "copy", *, letters: str = "ab") -> TaskRows:
+def copies(task: str = "copy", *, letters: str = "ab") -> TaskSplit:
     """A task that is learned within seconds: repeat the one letter."""
     rows = [([{"role": "user", "content": letter}], letter) for letter in letters * 50]
-    return TaskRows(partial(list, rows), partial(list, rows[:20]))
+    return TaskSplit(partial(list, rows), partial(list, rows[:20]))
 
 
 def ignore(progress: TeacherProgress) -> None:
@@ -108,7 +108,7 @@ def test_the_cache_is_the_users_or_the_one_named(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("task", ["sort", "reverse"])
 def test_the_teachers_of_the_preset_solve_held_out_problems(task: str, tmp_path: Path) -> None:
     data = DataSpec(train=f"task:{task}", size=100_000)
-    rows = TaskRows(partial(demonstrations, data, seed=0), partial(demonstrations, data, seed=0, held_out=True))
+    rows = TaskSplit(partial(demonstrations, data, seed=0), partial(demonstrations, data, seed=0, held_out=True))
     folder = make_teacher(task, TeacherRecipe("llama", 64, 2, 2, True), rows, tmp_path, ignore)
     assert teachers.accuracy_of(folder) >= 0.95
     assert json.loads((Path(folder) / teachers.MARKER).read_text())["steps"] <= 600

@@ -50,6 +50,7 @@ class FakeGroup:
     features: Features
     log: Log
     metrics: Metrics = field(default_factory=dict)  # what an update returns besides its number of mini-batches
+    before_update: Callable[[BatchMeta], object] = len
 
     def call(self, method: Callable[..., Any], /, *arguments: Any, **named: Any) -> Any:
         self.log.calls.append(f"{self.role}.{method.__name__}")
@@ -64,6 +65,7 @@ class FakeGroup:
 
     def update(self, method: Callable[..., Any], batch: BatchMeta, *, step: int, num_mini_batches: int) -> Metrics:
         stage = self._read(method, batch)
+        self.before_update(batch)
         self.log.writes[stage.name] = ()
         return {f"{self.role}/mini_batches": float(num_mini_batches), **self.metrics}
 
@@ -167,7 +169,13 @@ def draw_prompts() -> Callable[[int], list[Prompt]]:
     return draw
 
 
-def fake_run(queue: Queue, preset: str | None, *overrides: str, **options: Any) -> FakeRun:
+def fake_run(
+    queue: Queue,
+    preset: str | None,
+    *overrides: str,
+    engines: type[FakeEngines] = FakeEngines,
+    **options: Any,
+) -> FakeRun:
     compilation = compile_config(preset, [], list(overrides), {})
     assert compilation.config is not None, compilation.diagnostics
     config = compilation.config
@@ -184,8 +192,8 @@ def fake_run(queue: Queue, preset: str | None, *overrides: str, **options: Any) 
     groups = start_groups(config, paths, start)
     for setup in configure.teacher_setups(config, paths, vocabulary=256):
         roles[f"teacher {setup.spec.name}"] = len(setup.specs())
-    engines = FakeEngines(queue, features, config.rollout.group_size, log)
+    made = engines(queue, features, config.rollout.group_size, log)
     estimator = FakeEstimator(queue, configure.estimator_spec(config, paths).features, log)
-    processes = Processes(queue, groups, engines, estimator)
+    processes = Processes(queue, groups, made, estimator)
     stages = make_stages(config, processes, draw_prompts(), clock, vocabulary=256, **options)
     return FakeRun(config, queue, log, clock, stages, make_trainer(config, stages), roles, groups.actor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -28,7 +29,8 @@ def validate(
     ] = "text",
     as_json: AsJson = False,
     probe: Annotated[
-        bool, typer.Option("--probe", help="Also load tokenizer, data, reward function; look for engines, devices.")
+        bool,
+        typer.Option("--probe", help="Also load tokenizer, data, reward function; try teachers; look for engines."),
     ] = False,
     explain: Annotated[bool, typer.Option("--explain", help="Show how the memory estimates are computed.")] = False,
     verbose: Verbose = 0,
@@ -42,43 +44,51 @@ def validate(
     if format_ not in FORMATS:
         raise UsageError(f"--format {format_}: there is {', '.join(FORMATS)}")
     compilation = compile_named(preset, config, overrides)
-    found = _probe(compilation) if probe and compilation.ok else []
+    findings: list[str] = []
+    found = _probe(compilation, findings.append) if probe and compilation.ok else []
     level = verbosity(ctx, verbose, quiet)
-    {"text": _as_text, "json": _as_json, "github": _as_github}[format_](compilation, found, explain, level)
+    if format_ == "text":
+        _as_text(compilation, found, findings if level >= 0 else [], explain, level)
+    elif format_ == "json":
+        _as_json(compilation, found, findings)
+    else:
+        _as_github(compilation, found)
     if not compilation.ok:
         raise typer.Exit(ConfigError.exit_code)
     if has_errors(found):
         raise typer.Exit(PreflightError.exit_code)
 
 
-def _probe(compilation: Compilation) -> list[Diagnostic]:
+def _probe(compilation: Compilation, tell: Callable[[str], None]) -> list[Diagnostic]:
     from tqppo.doctor.probe import probe
 
-    return probe(compilation)
+    return probe(compilation, tell)
 
 
-def _as_text(compilation: Compilation, found: list[Diagnostic], explain: bool, level: int) -> None:
+def _as_text(compilation: Compilation, found: list[Diagnostic], findings: list[str], explain: bool, level: int) -> None:
     from tqppo.config.plan.plan import make_plan
     from tqppo.config.plan.text import plan_text
 
     print_diagnostics([*compilation.diagnostics, *found])
+    typer.echo("".join(f"{each}\n" for each in findings), nl=False)
     if compilation.ok and level >= 0:
         typer.echo(plan_text(make_plan(compilation), formulas=explain).rstrip("\n"))
 
 
-def _as_json(compilation: Compilation, found: list[Diagnostic], explain: bool, level: int) -> None:
+def _as_json(compilation: Compilation, found: list[Diagnostic], findings: list[str]) -> None:
     from tqppo.config.diagnostics import in_order
     from tqppo.config.plan.plan import make_plan
 
     answer: dict[str, object] = {
         "ok": compilation.ok and not has_errors(found),
         "diagnostics": [each.as_dict() for each in in_order([*compilation.diagnostics, *found])],
+        "findings": findings,
         "plan": make_plan(compilation).as_dict() if compilation.ok else None,
     }
     emit_json(answer)
 
 
-def _as_github(compilation: Compilation, found: list[Diagnostic], explain: bool, level: int) -> None:
+def _as_github(compilation: Compilation, found: list[Diagnostic]) -> None:
     from tqppo.config.diagnostics import render_github
 
     typer.echo(render_github([*compilation.diagnostics, *found]), nl=False)

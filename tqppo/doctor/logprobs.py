@@ -30,11 +30,11 @@ def measure(config: Config, *, num_prompts: int, announce: Callable[[str], None]
     disable_bars()
     announce("making the model" if config.model.path == "tiny" else "finding the model")
     with tempfile.TemporaryDirectory(prefix="tqppo-doctor-") as folder:
-        model = _prepare_model(config, Path(folder) / "model")
+        model = prepare_model(config, Path(folder) / "model")
         tokenizer = AutoTokenizer.from_pretrained(
             config.model.tokenizer or model, trust_remote_code=config.model.trust_remote_code
         )
-        engine = _engine_spec(config, model, tokenizer, Path(folder) / "logs")
+        engine = engine_spec(config, model, tokenizer, Path(folder) / "logs")
         prompts = load_prompts(DataSpec.of(config.data), tokenizer, seed=config.run.seed)
         tokens = [prompts.prompt(index).tokens for index in range(min(num_prompts, len(prompts)))]
         sampling = replace(configure.sampling(config), top_p=1.0, top_k=0)
@@ -50,7 +50,7 @@ def measure(config: Config, *, num_prompts: int, announce: Callable[[str], None]
     )
 
 
-def _prepare_model(config: Config, folder: Path) -> str:
+def prepare_model(config: Config, folder: Path) -> str:
     """The model's folder or hub name; the built-in model is made as a run makes it."""
     if config.model.path != "tiny":
         return config.model.path
@@ -58,7 +58,7 @@ def _prepare_model(config: Config, folder: Path) -> str:
     return make_tiny_model(str(folder), configure.tiny_model_spec(config), shown)
 
 
-def _engine_spec(config: Config, model: str, tokenizer: PreTrainedTokenizerBase, logs: Path) -> EngineSpec:
+def engine_spec(config: Config, model: str, tokenizer: PreTrainedTokenizerBase, logs: Path) -> EngineSpec:
     paths = configure.RunPaths(model, config.model.tokenizer or model, logs, publish="")
     engine = configure.rollout_spec(config, paths, eos_tokens(tokenizer)).engine
     return replace(engine, endpoint=config.rollout.endpoints[0]) if config.rollout.endpoints else engine

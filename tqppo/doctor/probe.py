@@ -1,7 +1,7 @@
 """`validate-config --probe`: loads what a config names, and reports what this machine lacks.
 
-It loads the tokenizer and two dataset rows, scores them, compares the teachers' vocabularies, and looks for engines,
-devices and packages. Heavy imports happen inside functions.
+It loads the tokenizer and two dataset rows, scores them, compares the teachers' vocabularies, has each teacher score
+two answers of the student, and looks for engines, devices and packages. Heavy imports happen inside functions.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from tqppo.config.checks import vocabulary
 from tqppo.config.checks.registry import Context
 from tqppo.config.diagnostics import Diagnostic, in_order
-from tqppo.config.facts import has_teachers
+from tqppo.config.facts import has_teachers, named_models
+from tqppo.config.read.vocabulary import Vocabulary
 from tqppo.engines.capabilities import capabilities_of
 from tqppo.errors import TqppoError
 from tqppo.space import SHARED_MEMORY
@@ -30,8 +32,11 @@ PACKAGES = {"transferqueue": "transfer_queue", "tensorboard": "tensorboard", "wa
 HEALTH_TIMEOUT_S = 5.0
 
 
-def probe(compilation: Compilation) -> list[Diagnostic]:
-    """All problems at once. They concern the machine, not the config, and give exit code 4."""
+def probe(compilation: Compilation, tell: Callable[[str], None] = lambda finding: None) -> list[Diagnostic]:
+    """All problems at once. They concern the machine, not the config, and give exit code 4.
+
+    What is no problem and still worth knowing is told, such as how far the student is from its teachers.
+    """
     config = compilation.draft
     context = Context(config, compilation.origins)
     found = [*_packages(context), *_engines(context), *_devices(context), *_shared_memory(context)]
@@ -40,6 +45,8 @@ def probe(compilation: Compilation) -> list[Diagnostic]:
     found += problems
     if tokenizer is not None:
         found += [*_data(context, tokenizer), *_vocabularies(context, tokenizer)]
+        if _has_teachers_here(context) and not any(each.severity == "error" for each in found):
+            found += _teachers(context, tokenizer, tell)
     return in_order(found)
 
 
@@ -129,22 +136,37 @@ def _agent(context: Context) -> Iterator[Diagnostic]:
 
 
 def _vocabularies(context: Context, tokenizer: PreTrainedTokenizerBase) -> Iterator[Diagnostic]:
-    config, own = context.config, tokenizer.get_vocab()
-    for name in config.teachers if has_teachers(config) else ():
+    """Compares each teacher's tokenizer with the student's. Teachers that tqppo makes have the student's own."""
+    config = context.config
+    for name in named_models(config) if has_teachers(config) else ():
         other, problems = _tokenizer(context, f"teachers.{name}.path")
         yield from problems
-        if other is None or not config.distillation.check_vocabulary:
-            continue
-        theirs = other.get_vocab()
-        different = sorted(token for token in own.keys() | theirs.keys() if own.get(token) != theirs.get(token))
-        if different:
-            shown = ", ".join(repr(token) for token in different[:3])
-            yield context.report(
-                "E605",
-                f"teacher {name} and the student disagree on {len(different)} tokens, such as {shown}",
-                (f"teachers.{name}.path", "model.path"),
-                fix="choose a teacher with the student's tokenizer, or set distillation.check_vocabulary = false",
-            )
+        if other is not None and config.distillation.check_vocabulary:
+            yield from vocabulary.compare(context, name, _vocabulary(tokenizer), _vocabulary(other), code="E605")
+
+
+def _vocabulary(tokenizer: PreTrainedTokenizerBase) -> Vocabulary:
+    special = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
+    return Vocabulary(tokenizer.get_vocab(), frozenset(special), str(tokenizer.eos_token or ""))
+
+
+def _has_teachers_here(context: Context) -> bool:
+    """Whether the engines of student and teachers can be started by this process: a cluster has its own devices."""
+    config = context.config
+    teachers = config.teachers.values() if has_teachers(config) else ()
+    attaches = bool(config.rollout.endpoints) and all(teacher.endpoints for teacher in teachers)
+    return bool(teachers) and (attaches or not config.cluster.address)
+
+
+def _teachers(context: Context, tokenizer: PreTrainedTokenizerBase, tell: Callable[[str], None]) -> list[Diagnostic]:
+    from tqppo.doctor.teachers import try_teachers
+
+    def trials() -> Iterator[Diagnostic]:
+        for trial in try_teachers(context.config, tokenizer):
+            tell(str(trial))
+        yield from ()
+
+    return _attempt(context, "E611", f"teachers.{next(iter(context.config.teachers))}.path", trials)
 
 
 def _engines(context: Context) -> Iterator[Diagnostic]:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from tqppo.errors import BackendError
 
-Report = Callable[[str], None]
+ReportLine = Callable[[str], None]
 MARKER = "tqppo-environment.json"
 
 
@@ -114,7 +114,7 @@ def advice(name: str) -> str:
     )
 
 
-def install(name: str, report: Report = lambda line: None) -> Path:
+def install(name: str, report: ReportLine = lambda line: None) -> Path:
     """Build the CPU environment unless it exists; an unfinished one is rebuilt."""
     folder = folder_of(name)
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -133,7 +133,7 @@ def install(name: str, report: Report = lambda line: None) -> Path:
 
 
 @contextmanager
-def _one_builder(folder: Path, report: Report) -> Iterator[None]:
+def _one_builder(folder: Path, report: ReportLine) -> Iterator[None]:
     with folder.with_suffix(".lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -143,7 +143,7 @@ def _one_builder(folder: Path, report: Report) -> Iterator[None]:
         yield
 
 
-def _build(name: str, folder: Path, report: Report) -> None:
+def _build(name: str, folder: Path, report: ReportLine) -> None:
     spec, log = environment(name), folder.with_suffix(".log")
     python = str(folder / "bin" / "python")
     log.write_text("")
@@ -159,7 +159,7 @@ def _build(name: str, folder: Path, report: Report) -> None:
     report(f"{name}: {version} is ready in {folder}")
 
 
-def _run(command: list[str], log: Path, report: Report) -> str:
+def _run(command: list[str], log: Path, report: ReportLine) -> str:
     """Run a command with its output in the log and milestones in `report`; returns its last line."""
     last = ""
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, bufsize=1)

@@ -61,16 +61,7 @@ def build(
 ) -> LiveRun:
     """Start everything and wait until it is ready; closing `stack` takes it down."""
     check_resources(demands(config), ray.cluster_resources())  # type: ignore[no-untyped-call]
-    with announce("making the model" if config.model.path == "tiny" else "finding the model"):
-        model = prepare_model(config, folder.model)
-    paths = RunPaths(
-        model=model,
-        tokenizer=config.model.tokenizer or model,
-        logs=logs,
-        publish=publish_folder(stack),
-        teachers=prepare_teachers(config, model, folder.scores, announce),
-        scores=folder.scores,
-    )
+    paths = prepare_paths(config, folder, logs, stack, announce)
     tokenizer = load_tokenizer(config, paths)
     queue = make_queue(config, stack)
     share = process_shares(config)
@@ -106,6 +97,20 @@ def build(
 
 
 # -- the model ---------------------------------------------------------------------------------------------------------
+
+
+def prepare_paths(config: Config, folder: RunFolder, logs: Path, stack: ExitStack, announce: Announce) -> RunPaths:
+    """Find or make the models of the run; returns where everything is."""
+    with announce("making the model" if config.model.path == "tiny" else "finding the model"):
+        model = prepare_model(config, folder.model)
+    return RunPaths(
+        model=model,
+        tokenizer=config.model.tokenizer or model,
+        logs=logs,
+        publish=publish_folder(stack),
+        teachers=prepare_teachers(config, model, folder.scores, announce),
+        scores=folder.scores,
+    )
 
 
 def prepare_model(config: Config, folder: Path) -> str:

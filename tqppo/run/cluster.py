@@ -11,12 +11,12 @@ import secrets
 import shutil
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from tqppo.errors import PreflightError
-from tqppo.lifeline import Watcher, descendants
+from tqppo.lifeline import Watcher, descendants, end
 from tqppo.reaper import claim, reap
 from tqppo.weights import location
 
@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 
 PRIVATE_PREFIX = "tqppo-ray-"
 ANSWER_TIMEOUT_S = 10.0
+START_ATTEMPTS = 4
+TIMED_OUT = "timed out during startup"  # Ray raises a plain Exception with this text
 OBJECT_STORE_BYTES = 256 * 1024 * 1024  # enough for metadata; tensors live in tqppo's own storage
 
 
@@ -50,14 +52,16 @@ def ray_cluster(address: str, *, num_cpus: float, object_store_bytes: int, logs:
     folder = owned.folder
     watcher = Watcher([str(folder), location.pattern()])
     try:
-        ray.init(
-            address="local",
-            num_cpus=max(1, round(num_cpus)),
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            object_store_memory=max(object_store_bytes, OBJECT_STORE_BYTES),
-            _temp_dir=str(folder),
+        start_patiently(
+            lambda: ray.init(
+                address="local",
+                num_cpus=max(1, round(num_cpus)),
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                object_store_memory=max(object_store_bytes, OBJECT_STORE_BYTES),
+                _temp_dir=str(folder),
+            )
         )
         watcher.watch(descendants(os.getpid()))
         yield
@@ -66,6 +70,27 @@ def ray_cluster(address: str, *, num_cpus: float, object_store_bytes: int, logs:
         _keep_logs(folder, logs)
         owned.release()
         watcher.dismiss()
+
+
+def start_patiently(start: Callable[[], object]) -> None:
+    """Call `start`, which starts Ray. A busy machine can take longer than the 30 s that Ray allows: then try again."""
+    import ray
+
+    ours = set(descendants(os.getpid()))
+    for attempt in range(1, START_ATTEMPTS + 1):
+        try:
+            start()
+            return
+        except Exception as error:
+            if TIMED_OUT not in str(error):
+                raise
+        ray.shutdown()
+        end(set(descendants(os.getpid())) - ours)
+        log.warning("Ray did not start within its limit of 30 s (attempt %d of %d)", attempt, START_ATTEMPTS)
+    raise PreflightError(
+        f"Ray did not start in {START_ATTEMPTS} attempts of 30 s each: this machine has {os.cpu_count()} cores and a "
+        f"load of {os.getloadavg()[0]:.0f}. Try again when it is less busy"
+    )
 
 
 def _check_answers(address: str) -> None:

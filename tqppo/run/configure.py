@@ -239,7 +239,7 @@ def _teacher_setup(config: Config, paths: RunPaths, name: str, vocabulary: int) 
         spec=TeacherSpec(
             name=name,
             backend=teacher.backend,
-            engine=_teacher_engine(config, paths, name),
+            engine=teacher_engine(config, paths, name),
             top_k=features.teacher_top_k,
             hidden=features.teacher_hidden,
             hidden_dtype=facts.compute_dtype(config),
@@ -260,7 +260,7 @@ def _teacher_setup(config: Config, paths: RunPaths, name: str, vocabulary: int) 
     )
 
 
-def _teacher_engine(config: Config, paths: RunPaths, name: str) -> EngineSpec:
+def teacher_engine(config: Config, paths: RunPaths, name: str) -> EngineSpec:
     teacher, model = config.teachers[name], config.model
     return EngineSpec(
         model=paths.teachers[name],

@@ -15,12 +15,13 @@ from tqppo.config import facts
 from tqppo.config.sections import Config
 from tqppo.data.prompts import DataSpec, demonstrations
 from tqppo.run import configure
-from tqppo.tiny.teachers import TaskRows, TeacherProgress, TeacherRecipe, cache_folder, find_teacher, make_teacher
+from tqppo.tiny.teachers import TaskSplit, TeacherProgress, TeacherRecipe, cache_folder, find_teacher, make_teacher
 
 # Shows the user what takes time; what it yields shows how far that is.
 Announce = Callable[[str], AbstractContextManager[Callable[[str], None]]]
 POLL_S = 0.5
 REPORT_EVERY = 10  # steps
+TEACHER_PROBLEMS = 100_000  # that a teacher may learn from
 
 
 def prepare_teachers(config: Config, student: str, work: Path, announce: Announce) -> dict[str, str]:
@@ -45,16 +46,17 @@ def prepare_teachers(config: Config, student: str, work: Path, announce: Announc
     return {name: paths[name] for name in config.teachers}
 
 
-def task_rows(config: Config, task: str) -> TaskRows:
-    spec = replace(DataSpec.of(config.data), train=f"{facts.TASK}{task}")
-    opened = partial(demonstrations, spec, seed=config.run.seed)
-    return TaskRows(training=opened, held_out=partial(opened, held_out=True))
+def task_rows(config: Config, task: str) -> TaskSplit:
+    """The problems that a teacher learns from; the same in every run, so that all seeds have the same teacher."""
+    spec = replace(DataSpec.of(config.data), train=f"{facts.TASK}{task}", size=TEACHER_PROBLEMS)
+    opened = partial(demonstrations, spec, seed=0)
+    return TaskSplit(training=opened, held_out=partial(opened, held_out=True))
 
 
 def _make(
     tasks: Mapping[str, str],
     recipe: TeacherRecipe,
-    rows: Mapping[str, TaskRows],
+    rows: Mapping[str, TaskSplit],
     folder: Path,
     work: Path,
     show: Callable[[str], None],
@@ -76,7 +78,7 @@ def _make(
     return {name: ray.get(reference) for reference, name in calls.items()}
 
 
-def train_teacher(task: str, recipe: TeacherRecipe, rows: TaskRows, folder: str, note: str) -> str:
+def train_teacher(task: str, recipe: TeacherRecipe, rows: TaskSplit, folder: str, note: str) -> str:
     """Runs in a process of its own, and writes into `note` how far it is."""
 
     def report(progress: TeacherProgress) -> None:

@@ -52,7 +52,7 @@ class TeacherRecipe:
 
 
 @dataclass(frozen=True, slots=True)
-class TaskRows:
+class TaskSplit:
     """Functions that open a task's training and held-out problems in the process that trains."""
 
     training: Callable[[], Demonstrations]
@@ -67,7 +67,7 @@ class TeacherProgress:
     accuracy: float
 
 
-Report = Callable[[TeacherProgress], None]
+ReportProgress = Callable[[TeacherProgress], None]
 
 
 def cache_folder() -> Path:
@@ -76,13 +76,13 @@ def cache_folder() -> Path:
     return Path(os.environ.get("TQPPO_TEACHERS") or Path(cache) / "tqppo" / "teachers").expanduser()
 
 
-def find_teacher(task: str, recipe: TeacherRecipe, rows: TaskRows, folder: Path) -> str | None:
+def find_teacher(task: str, recipe: TeacherRecipe, rows: TaskSplit, folder: Path) -> str | None:
     """The folder of a finished teacher below `folder`; None if it is yet to be made."""
     place = _place(folder, task, _made_from(task, recipe, rows.training()))
     return str(place) if (place / MARKER).is_file() else None
 
 
-def make_teacher(task: str, recipe: TeacherRecipe, rows: TaskRows, folder: Path, report: Report) -> str:
+def make_teacher(task: str, recipe: TeacherRecipe, rows: TaskSplit, folder: Path, report: ReportProgress) -> str:
     """The folder of the task's teacher below `folder`; it is trained unless an equal one is there already.
 
     Two runs that need the same teacher at once train it once: the second waits for the first.
@@ -128,7 +128,7 @@ def _make(
     training: Demonstrations,
     held_out: Demonstrations,
     made_from: dict[str, object],
-    report: Report,
+    report: ReportProgress,
 ) -> None:
     """Train in a folder beside `place` that is renamed at the end. The caller holds the lock."""
     work = place.with_name(f".{place.name}")
@@ -162,7 +162,7 @@ def _fresh(folder: Path, recipe: TeacherRecipe) -> PreTrainedModel:
     return load(folder, dtype=torch.float32)
 
 
-def _train(model: PreTrainedModel, recipe: TeacherRecipe, training: Demonstrations, report: Report) -> int:
+def _train(model: PreTrainedModel, recipe: TeacherRecipe, training: Demonstrations, report: ReportProgress) -> int:
     """Train until the answers are right, then a little longer at a falling rate; returns the number of steps."""
     tokenizer = byte_tokenizer()
     model.train()

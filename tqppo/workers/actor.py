@@ -22,7 +22,7 @@ from tqppo.workers.compute.learner import Learner, Selection, Tokens
 from tqppo.workers.compute.logprobs import Scoring
 from tqppo.workers.compute.microbatch import FlatRows, MicroBatch
 from tqppo.workers.compute.model import PolicyModel, adapters_off, add_lora, load_policy
-from tqppo.workers.compute.tally import Loss, Report
+from tqppo.workers.compute.tally import Loss, ReportNames
 from tqppo.workers.process.bridge import Columns, implements
 
 
@@ -30,11 +30,11 @@ class Actor(Learner):
     prefix = "actor"
 
     @property
-    def report(self) -> Report:
+    def report(self) -> ReportNames:
         clipped = ("actor/pg_clipfrac", "actor/pg_clipfrac_lower", "actor/ppo_kl")
         with_kl = ("actor/kl_loss",) if self.features.kl_in_loss else ()
         with_bonus = ("actor/entropy_loss",) if self.spec.policy_loss.entropy_coef > 0 else ()
-        return Report(("actor/loss", "actor/pg_loss", *clipped, *with_kl, *with_bonus, "actor/entropy"))
+        return ReportNames(("actor/loss", "actor/pg_loss", *clipped, *with_kl, *with_bonus, "actor/entropy"))
 
     def start(self) -> None:
         self.publisher = weights.Publisher(self.spec.publish_dir, self.spec.model.path)

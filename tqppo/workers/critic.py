@@ -14,7 +14,7 @@ from tqppo.protocols import Metrics
 from tqppo.workers.compute.learner import Learner, Selection
 from tqppo.workers.compute.microbatch import FlatRows, MicroBatch
 from tqppo.workers.compute.model import load_value_model
-from tqppo.workers.compute.tally import Loss, Report
+from tqppo.workers.compute.tally import Loss, ReportNames
 from tqppo.workers.process.bridge import Columns, implements
 
 
@@ -22,8 +22,8 @@ class Critic(Learner):
     prefix = "critic"
 
     @property
-    def report(self) -> Report:
-        return Report(("critic/vf_loss", "critic/vf_clipfrac", "critic/vpred_mean"))
+    def report(self) -> ReportNames:
+        return ReportNames(("critic/vf_loss", "critic/vf_clipfrac", "critic/vpred_mean"))
 
     def _load(self) -> nn.Module:
         return load_value_model(self.spec.model, self.device)

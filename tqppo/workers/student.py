@@ -8,11 +8,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from tqppo import dataflow
 from tqppo.algorithms import distillation
 from tqppo.algorithms.aggregate import Normalisers
 from tqppo.algorithms.layout import apply_mask
-from tqppo.protocols import Metrics
 from tqppo.workers.actor import Actor
 from tqppo.workers.compute.comparison import Comparison, StudentScores
 from tqppo.workers.compute.divergence_figures import DivergenceFigures
@@ -20,9 +18,7 @@ from tqppo.workers.compute.learner import Selection, Tokens
 from tqppo.workers.compute.logprobs import Scoring
 from tqppo.workers.compute.microbatch import FlatRows, MicroBatch
 from tqppo.workers.compute.output_layer import load_output_layer
-from tqppo.workers.compute.tally import Figures, Loss, Report, Tally
-from tqppo.workers.compute.worker import idle_micro_batch
-from tqppo.workers.process.bridge import Columns, implements
+from tqppo.workers.compute.tally import Figures, Loss, ReportNames
 from tqppo.workers.specs import DistillSpec
 
 _CLIPPING = ("distillation/pg_clipfrac", "distillation/pg_clipfrac_lower", "distillation/ppo_kl")
@@ -46,12 +42,12 @@ class Student(Actor):
         return self.spec.distill
 
     @property
-    def report(self) -> Report:
+    def report(self) -> ReportNames:
         shares = super().report.shares if self.features.has_policy_loss else ("actor/loss",)
         loss, *means = self.figures.mean_names  # the loss over all tokens is a share, in the mode of the config
         if not self.features.distills_by_policy_gradient:
-            return Report((*shares, loss), tuple(means), self.figures.extreme_names)
-        return Report((*shares, loss, "distillation/pg_loss"), (*_CLIPPING, *means), self.figures.extreme_names)
+            return ReportNames((*shares, loss), tuple(means), self.figures.extreme_names)
+        return ReportNames((*shares, loss, "distillation/pg_loss"), (*_CLIPPING, *means), self.figures.extreme_names)
 
     def _distilled(self, rows: FlatRows) -> Tensor:
         """Which response tokens the divergence counts: [ΣR] bool."""
@@ -132,18 +128,3 @@ class Student(Actor):
         return self.figures.of(
             scores, tokens.mask, tokens.row_column("teacher_index"), width=max(1, self.features.teacher_top_k)
         )
-
-    @implements(dataflow.DIVERGENCE)
-    @torch.no_grad()
-    def divergence(self, columns: Columns) -> Metrics:
-        """The figures of distillation for these rows, means over tokens; nothing is learned from them."""
-        rows, tally = FlatRows.of(columns), Tally()
-        keep = rows.response["response_mask"] & ~self._is_special(rows.response_tokens())
-        for cut in self.in_step(self.micro_batches(rows, rows.count(keep).nonzero().squeeze(-1))):
-            if cut is None:
-                self.model(idle_micro_batch(self.device), Scoring(1.0))
-                continue
-            micro = self.build(rows, cut, keep)
-            tokens = self.tokens(rows, micro)
-            tally.add_figures(self._figures(self._compare(micro, tokens, None), tokens))
-        return tally.joined(Report((), self.figures.mean_names, self.figures.extreme_names), self.ranks.gather)

@@ -157,10 +157,13 @@ class ServerLifecycle:
 
     async def _attach(self) -> EngineServer:
         server = self._connect(self._spec.endpoint.rstrip("/"), None, os.environ.get(TOKEN_VARIABLE, ""))
-        if not await server.is_healthy():
+        try:
+            if not await server.is_healthy():
+                raise BackendError(f"no healthy {self._api.backend} server answers at {self._spec.endpoint}")
+            await self._api.inspect(server)
+        except BaseException:
             await server.close()
-            raise BackendError(f"no healthy {self._api.backend} server answers at {self._spec.endpoint}")
-        await self._api.inspect(server)
+            raise
         return server
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from tqppo.workers.compute.tally import Figures, Loss, Report, Tally
+from tqppo.workers.compute.tally import Figures, Loss, ReportNames, Tally
 
 
 def alone(numbers: Sequence[float]) -> list[list[float]]:
@@ -30,7 +30,7 @@ def loss_of(values: list[float]) -> Loss:
     return Loss(torch.zeros(()), {}, figures=Figures(mean, dict(zip(("mass_min", "mass_max"), bounds, strict=True))))
 
 
-REPORT = Report((), ("mass",), ("mass_min", "mass_max"))
+REPORT = ReportNames((), ("mass",), ("mass_min", "mass_max"))
 
 
 @pytest.mark.parametrize("cut", [[[1.0, 5.0, 3.0]], [[1.0], [5.0], [], [3.0]], [[3.0, 5.0], [1.0]]])

@@ -29,14 +29,16 @@ def vocabularies_agree(context: Context) -> Iterator[Diagnostic]:
             yield from _compare_sizes(context, name, path)
 
 
-def compare(context: Context, name: str, own: Vocabulary, other: Vocabulary) -> Iterator[Diagnostic]:
+def compare(
+    context: Context, name: str, own: Vocabulary, other: Vocabulary, *, code: str = "E511"
+) -> Iterator[Diagnostic]:
     """The problems of one teacher's vocabulary; `--probe` calls it with the vocabularies of loaded tokenizers."""
     keys = (f"teachers.{name}.path", "model.path")
     found = differences(own, other)
     if found:
         first = "\n".join(str(each) for each in found[:SHOWN]) + ("\n…" if len(found) > SHOWN else "")
         yield context.report(
-            "E511",
+            code,
             f"teacher {name} and the student disagree on {len(found)} token{'s' if len(found) > 1 else ''}",
             keys,
             found=f"vocabulary {other.fingerprint}, the student's is {own.fingerprint}\n{first}",

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from tqppo import columns
 from tqppo.config import facts
-from tqppo.config.facts import context_tokens, has_own_reference, model_shape, required_multiple, rows_per_step
+from tqppo.config.facts import context_tokens, model_shape, required_multiple, rows_per_step
 from tqppo.config.plan.memory import BYTES, MemoryPart, Training, engine_memory, size, training_memory
 from tqppo.config.plan.shapes import ModelShape, shape_of
 from tqppo.config.plan.teachers import PlannedDistillation, hidden_width, planned_distillation, teacher_devices
@@ -106,35 +106,33 @@ def _mini_batches(config: Config, role: str, padded: int) -> int:
 
 
 def _roles(config: Config, shape: ModelShape | None) -> Iterator[PlannedRole]:
-    dtype, lora = facts.compute_dtype(config), config.model.lora_rank
+    dtype = facts.compute_dtype(config)
     yield _engine_role(config, shape, dtype)
-    actor, critic = config.actor, config.critic
-    how = Training(actor.ranks, actor.micro_batch_tokens, dtype, True, actor.gradient_checkpointing, lora)
-    yield _training_role(config, "actor", config.model.path, shape, how)
-    if facts.has_critic(config):
-        own = shape_of(critic.path) if critic.path else shape
-        how = Training(
-            critic.ranks, critic.micro_batch_tokens, dtype, True, critic.gradient_checkpointing, has_logits=False
-        )
-        yield _training_role(config, "critic", critic.path or config.model.path, own, how)
-    if has_own_reference(config):
-        path = config.reference.path
-        how = Training(config.reference.ranks, config.reference.micro_batch_tokens, dtype, learns=False)
-        own = shape_of(path) if path else shape
-        yield _training_role(config, "reference", path or config.model.path, own, how)
-    if config.reward_model.path:
-        section = config.reward_model
-        how = Training(section.ranks, section.micro_batch_tokens, dtype, learns=False, has_logits=False)
-        yield _training_role(config, "reward_model", section.path, shape_of(section.path), how)
+    for role, ranks in facts.worker_roles(config).items():
+        yield _worker_role(config, role, ranks, shape, dtype)
     yield from _teacher_roles(config, dtype)
     yield _storage_role(config)
 
 
-def _training_role(config: Config, name: str, path: str, shape: ModelShape | None, how: Training) -> PlannedRole:
-    longest = rows_per_step(config) * config.rollout.max_trajectories * context_tokens(config) // how.ranks
-    how = replace(how, micro_batch_tokens=min(how.micro_batch_tokens, longest))
+def _worker_role(config: Config, role: str, ranks: int, shape: ModelShape | None, dtype: str) -> PlannedRole:
+    """A role that computes over rows. `shape` is the actor's, which roles without a path of their own share."""
+    frozen = config.reward_model if role == "reward_model" else config.reference
+    learns = role in facts.learning_roles(config)
+    path = frozen.path if not learns else config.critic.path if role == "critic" else ""
+    budget = (facts.optimizer_of(config, role) if learns else frozen).micro_batch_tokens
+    longest = rows_per_step(config) * config.rollout.max_trajectories * context_tokens(config) // ranks
+    how = Training(
+        ranks,
+        min(budget, longest),
+        dtype,
+        learns=learns,
+        checkpointing=learns and facts.optimizer_of(config, role).gradient_checkpointing,
+        lora_rank=config.model.lora_rank if role == "actor" else 0,
+        has_logits=role in ("actor", "reference"),
+    )
+    shape = shape_of(path) if path else shape
     parts = training_memory(shape, how) if shape else []
-    return PlannedRole(name, how.ranks, _devices(config, how.ranks), path, parts)
+    return PlannedRole(role, ranks, _devices(config, ranks), path or config.model.path, parts)
 
 
 def _devices(config: Config, processes: int) -> str:

@@ -6,7 +6,7 @@ The rollout worker renders it as the dataset renders prompts, and the teacher sc
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from string import Formatter
 
 from tqppo.data.dataset import Message
@@ -17,23 +17,21 @@ from tqppo.rollout.template import ChatTemplate
 
 def filled_in(template: str, prompt: Prompt, question: str) -> str:
     """The template with {prompt}, {answer} and columns of the row; a brace itself is written twice."""
-    values: dict[str, object] = {**prompt.extra, "prompt": question, "answer": prompt.answer}
+    own: dict[str, object] = {"prompt": question, "answer": prompt.answer}
     pieces: list[str] = []
     for text, field, _, _ in Formatter().parse(template):
         pieces.append(text)
         if field is not None:
-            pieces.append(_text(_value(values, field, prompt)))
+            pieces.append(_text(own[field] if field in own else _column(prompt, field)))
     return "".join(pieces)
 
 
-def _value(values: Mapping[str, object], field: str, prompt: Prompt) -> object:
-    value: object = values
-    for name in [field] if field in values else field.split("."):
-        if not isinstance(value, Mapping) or name not in value:
-            raise DataError(
-                f"prompt {prompt.uid}: the teacher's prompt asks for {{{field}}}, and the row has no such column"
-            )
-        value = value[name]
+def _column(prompt: Prompt, name: str) -> object:
+    value = prompt.column(name)
+    if value is None:
+        raise DataError(
+            f"prompt {prompt.uid}: the teacher's prompt asks for {{{name}}}, and the row has no such column"
+        )
     return value
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -53,6 +54,7 @@ class ReadyTeacher:
     probes: list[list[float]]  # log-probabilities of one fixed sequence, twice
     hidden_size: int
     node: str
+    pid: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +118,7 @@ class TeacherWorker:
 
     async def start(self) -> ReadyTeacher:
         """Start the engine, and score a fixed sequence twice."""
-        await self._ready()
+        await self.ready()
         tokens = probe_tokens(self.spec)
         twice = [await self.engine.score(tokens, hidden=self.spec.hidden) for _ in range(2)]
         hidden = twice[0].hidden
@@ -126,11 +128,12 @@ class TeacherWorker:
             probes=[scores.logprobs[:-1].tolist() for scores in twice],
             hidden_size=0 if hidden is None else int(hidden.shape[1]),
             node=this_node() if ray.is_initialized() else "",
+            pid=os.getpid(),
         )
 
     async def score(self, rows: RowsToScore) -> ScoredRows:
         """Put the teacher's columns on these rows."""
-        await self._ready()
+        await self.ready()
         tokens = (await self.queue.aio.get(rows.batch, ["tokens"]))["tokens"]
         whole = [row.tolist() for row in tokens.unbind()]
         sequences = teachers_view(whole, rows)
@@ -141,7 +144,7 @@ class TeacherWorker:
 
     async def logprobs(self, tokens: list[list[int]], starts: list[int]) -> list[np.ndarray]:
         """Log-probabilities of the response tokens of these sequences: for validation, whose rows have no columns."""
-        await self._ready()
+        await self.ready()
         scores = await self.engine.score_many(tokens, starts=starts)
         return [each.logprobs[start:-1] for each, start in zip(scores, starts, strict=True)]
 
@@ -149,7 +152,8 @@ class TeacherWorker:
         self.cache.close()
         await self.engine.close()
 
-    async def _ready(self) -> None:
+    async def ready(self) -> None:
+        """Start the engine, unless that is done. Every call does so first, as Ray may have made this process anew."""
         async with self._starting:
             if self._fingerprint is not None:
                 return

@@ -18,7 +18,7 @@ from tqppo.weights.file import Entry
 from tqppo.weights.shards import like, whole
 from tqppo.workers.compute.microbatch import FlatRows, MicroBatch
 from tqppo.workers.compute.optimizer import Optimizer, learning_rate
-from tqppo.workers.compute.tally import Loss, Report, Tally
+from tqppo.workers.compute.tally import Loss, ReportNames, Tally
 from tqppo.workers.compute.worker import Worker, followed_by_none, idle_micro_batch
 from tqppo.workers.process.bridge import Columns
 
@@ -63,7 +63,7 @@ class Learner(Worker):
     prefix = ""  # first part of the metrics' names: "actor", "critic"
 
     @property
-    def report(self) -> Report:
+    def report(self) -> ReportNames:
         """Names of the metrics that `_loss` reports."""
         raise NotImplementedError
 

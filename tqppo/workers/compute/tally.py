@@ -44,7 +44,7 @@ class Loss:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ReportNames:
     """Names of the metrics that a role reports, the same on every rank: one without rows joins the others' figures."""
 
     shares: tuple[str, ...]  # parts and sums
@@ -72,18 +72,18 @@ class Tally:
             self.totals[name] += next(numbers)
         for name in loss.sums:
             self.totals[name] += next(numbers) / tokens
-        self.add_figures(loss.figures)
+        self._add_figures(loss.figures)
 
-    def add_figures(self, figures: Figures) -> None:
+    def _add_figures(self, figures: Figures) -> None:
         pairs = [number for pair in figures.means.values() for number in pair]
         numbers = iter(_numbers([*pairs, *figures.extremes.values()]))
         for name in figures.means:
             self.sums[name] += next(numbers)
             self.counts[name] += next(numbers)
         for name in figures.extremes:
-            self.extremes[name] = farther(name, self.extremes.get(name, nothing(name)), next(numbers))
+            self.extremes[name] = _farther(name, self.extremes.get(name, nothing(name)), next(numbers))
 
-    def joined(self, report: Report, gather: Gather) -> Metrics:
+    def joined(self, report: ReportNames, gather: Gather) -> Metrics:
         """The figures of all ranks together, the same on every rank. Shares are means over the optimizer steps."""
         steps = max(1, self.num_trained)
         mine = [self.totals[name] / steps for name in report.shares]
@@ -94,7 +94,7 @@ class Tally:
         sums = {name: sum(next(columns)) for name in report.means}
         counts = {name: sum(next(columns)) for name in report.means}
         metrics |= {name: sums[name] / counts[name] for name in report.means if counts[name]}
-        extremes = {name: farther(name, *next(columns)) for name in report.extremes}
+        extremes = {name: _farther(name, *next(columns)) for name in report.extremes}
         return metrics | {name: value for name, value in extremes.items() if value != nothing(name)}
 
 
@@ -103,7 +103,7 @@ def _numbers(tensors: Sequence[Tensor]) -> list[float]:
     return torch.stack([each.detach().float() for each in tensors]).tolist() if tensors else []
 
 
-def farther(name: str, *values: float) -> float:
+def _farther(name: str, *values: float) -> float:
     return min(values) if name.endswith("min") else max(values)
 
 
