@@ -22,7 +22,7 @@ from .decoder import Decoder
 from .forward import ModelForward
 from .model import load_model
 from .requests import PendingRequests, check_request, check_sequences
-from .scoring import Scorer, Sequences
+from .scoring import ScoreBatch, SequenceScorer
 from .weights import Weights
 
 LONG_FORWARD = 1e9  # parameters × tokens: tens of milliseconds on one core
@@ -41,7 +41,7 @@ class EmbeddedRollout:
         self._max_rows = max(1, spec.max_running)
         self._pending = PendingRequests(spec, self._max_rows)
         self._decoder: Decoder | None = None
-        self._scorer: Scorer | None = None
+        self._scorer: SequenceScorer | None = None
         self._weights: Weights | None = None
         self._num_parameters = 0
         self._thread: ThreadPoolExecutor | None = None
@@ -59,7 +59,7 @@ class EmbeddedRollout:
         self._weights = Weights(model)
         forward = ModelForward(model)
         self._decoder = Decoder(forward, max_rows=self._max_rows, eos_token_ids=self._spec.eos_token_ids)
-        self._scorer = Scorer(forward)
+        self._scorer = SequenceScorer(forward)
         self._state = "ready"
 
     # Requests.
@@ -94,7 +94,7 @@ class EmbeddedRollout:
     async def score_many(
         self, sequences: Sequence[Sequence[int]], top_k: int = 0, *, starts: Sequence[int] = (), hidden: bool = False
     ) -> list[Scores]:
-        batch = Sequences([tuple(tokens) for tokens in sequences], starts or [0] * len(sequences), top_k, hidden)
+        batch = ScoreBatch([tuple(tokens) for tokens in sequences], starts or [0] * len(sequences), top_k, hidden)
         check_sequences(self._spec, batch, self._ready().vocabulary)
         answer = self._pending.add_scores(batch)
         self._start_work()

@@ -15,7 +15,7 @@ from tqppo.protocols import Completion, EngineSpec, Request, Scores
 
 from .admission import Admission
 from .rows import Ticket
-from .scoring import Sequences
+from .scoring import ScoreBatch
 
 
 @dataclass(slots=True, eq=False)
@@ -31,7 +31,7 @@ class PendingRequest:
 class PendingScores:
     """A call that scores sequences, and the future that its caller awaits."""
 
-    batch: Sequences
+    batch: ScoreBatch
     answer: asyncio.Future[list[Scores]]
 
 
@@ -103,12 +103,12 @@ class PendingRequests:
         self._withdrawn.clear()
         return rows
 
-    def add_scores(self, batch: Sequences) -> asyncio.Future[list[Scores]]:
+    def add_scores(self, batch: ScoreBatch) -> asyncio.Future[list[Scores]]:
         pending = PendingScores(batch, asyncio.get_running_loop().create_future())
         self._scores.append(pending)
         return pending.answer
 
-    def take_scores(self) -> Sequences | None:
+    def take_scores(self) -> ScoreBatch | None:
         """The next batch to score; those whose callers have gone are left out."""
         while self._scores:
             pending = self._scores.popleft()
@@ -187,7 +187,7 @@ def check_tokens(spec: EngineSpec, tokens: Sequence[int], vocabulary: int, *, mo
         raise EngineError(f"token ids must be 0 to {vocabulary - 1}; found {min(tokens)} to {max(tokens)}")
 
 
-def check_sequences(spec: EngineSpec, batch: Sequences, vocabulary: int) -> None:
+def check_sequences(spec: EngineSpec, batch: ScoreBatch, vocabulary: int) -> None:
     """Raise for sequences that cannot be scored."""
     for tokens, start in zip(batch.tokens, batch.starts, strict=True):
         check_tokens(spec, tokens, vocabulary, most=spec.max_context_tokens)

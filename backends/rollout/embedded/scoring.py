@@ -25,7 +25,7 @@ WHOLE_LOGITS = 2**25  # most logits of one forward whose logits cannot be comput
 
 
 @dataclass(frozen=True, slots=True)
-class Sequences:
+class ScoreBatch:
     """What one call scores: `tokens[i]` from row `starts[i]` on."""
 
     tokens: Sequence[tuple[int, ...]]
@@ -59,7 +59,7 @@ class RowScores:
         return Scores(place(self.logprobs), place(self.top_ids), place(self.top_logprobs), hidden)
 
 
-class Scorer:
+class SequenceScorer:
     """Synchronous; the engine calls it between steps of the decoder, one batch at a time."""
 
     def __init__(self, forward: ModelForward) -> None:
@@ -70,7 +70,7 @@ class Scorer:
         self._chunk_rows = max(HEAD_ROWS, HEAD_LOGITS // forward.vocabulary)
 
     @torch.inference_mode()
-    def score(self, batch: Sequences) -> list[Scores]:
+    def score(self, batch: ScoreBatch) -> list[Scores]:
         """Equal sequences are computed once. The order of the batch does not change the results."""
         asked = list(zip(batch.tokens, batch.starts, strict=True))
         distinct = sorted(set(asked), key=lambda each: (len(each[0]), each))

@@ -30,7 +30,7 @@ SCALED: dict[str, dict[str, Any]] = {
 def batch(count: int, *, vocabulary: int = 256, longest: int = 40, top_k: int = 3, hidden: bool = False) -> Any:
     rng = random.Random(count)
     tokens = [tuple(rng.randrange(vocabulary) for _ in range(rng.randrange(2, longest))) for _ in range(count)]
-    return scoring.Sequences(tokens, [rng.randrange(len(each)) for each in tokens], top_k, hidden)
+    return scoring.ScoreBatch(tokens, [rng.randrange(len(each)) for each in tokens], top_k, hidden)
 
 
 def load(folder: Path) -> Any:
@@ -73,14 +73,14 @@ def test_logits_that_an_architecture_changes_after_its_head_are_scored_as_it_cha
     calls = forward.ModelForward(model)
     assert not calls.has_plain_head
     asked = batch(6, vocabulary=40)
-    assert_exact(model, asked, scoring.Scorer(calls).score(asked))
+    assert_exact(model, asked, scoring.SequenceScorer(calls).score(asked))
 
 
 def test_small_chunks_of_the_head_and_small_forwards_give_the_same_scores(tiny_model: Path) -> None:
     model = load(tiny_model)
     calls = forward.ModelForward(model)
     assert calls.has_plain_head
-    scorer, asked = scoring.Scorer(calls), batch(20)
+    scorer, asked = scoring.SequenceScorer(calls), batch(20)
     sizes: list[int] = []
     with model.get_output_embeddings().register_forward_hook(lambda _, __, out: sizes.append(out.shape[0])):
         scorer._chunk_rows, scorer._max_tokens = 7, 64
@@ -90,25 +90,25 @@ def test_small_chunks_of_the_head_and_small_forwards_give_the_same_scores(tiny_m
 
 def test_the_head_is_computed_for_the_rows_that_were_asked_for_only(tiny_model: Path) -> None:
     model = load(tiny_model)
-    scorer = scoring.Scorer(forward.ModelForward(model))
+    scorer = scoring.SequenceScorer(forward.ModelForward(model))
     rows: list[int] = []
     with model.get_output_embeddings().register_forward_hook(lambda _, __, out: rows.append(out.shape[:-1].numel())):
-        scorer.score(scoring.Sequences([tuple(range(50))], [45], 2, False))
+        scorer.score(scoring.ScoreBatch([tuple(range(50))], [45], 2, False))
     assert rows == [1, 4]  # the model's own call gets one row; rows 45 to 48 are about tokens 46 to 49
 
 
 def test_order_and_repeats_do_not_change_the_bytes_of_a_batch(tiny_model: Path) -> None:
-    scorer, asked = scoring.Scorer(forward.ModelForward(load(tiny_model))), batch(30)
+    scorer, asked = scoring.SequenceScorer(forward.ModelForward(load(tiny_model))), batch(30)
     first = scorer.score(asked)
     order = [*random.Random(1).sample(range(30), 30), 4, 4, 7]
-    shuffled = scoring.Sequences([asked.tokens[i] for i in order], [asked.starts[i] for i in order], 3, False)
+    shuffled = scoring.ScoreBatch([asked.tokens[i] for i in order], [asked.starts[i] for i in order], 3, False)
     assert [as_bytes(each) for each in scorer.score(shuffled)] == [as_bytes(first[i]) for i in order]
 
 
 def test_one_sequence_may_be_scored_from_several_rows_in_one_batch(tiny_model: Path) -> None:
     model, tokens = load(tiny_model), tuple(range(20))
-    asked = scoring.Sequences([tokens, tokens, tokens], [0, 10, 19], 2, True)
-    found = scoring.Scorer(forward.ModelForward(model)).score(asked)
+    asked = scoring.ScoreBatch([tokens, tokens, tokens], [0, 10, 19], 2, True)
+    found = scoring.SequenceScorer(forward.ModelForward(model)).score(asked)
     assert_exact(model, asked, found)
     assert [int((each.logprobs != 0).sum()) for each in found] == [19, 9, 0]
     np.testing.assert_allclose(found[0].hidden[10:], found[1].hidden[10:], atol=1e-6)
@@ -139,7 +139,7 @@ def test_a_batch_whose_caller_has_gone_is_not_computed(tiny_model: Path) -> None
 def test_logits_that_are_not_numbers_are_an_error_and_not_a_score(tmp_path: Path) -> None:
     model = load(write_tiny_model(tmp_path))
     model.get_output_embeddings().weight.data[5] = float("nan")
-    scorer = scoring.Scorer(forward.ModelForward(model))
+    scorer = scoring.SequenceScorer(forward.ModelForward(model))
     with pytest.raises(EngineError, match="not finite"):
         scorer.score(batch(3))
 
