@@ -39,7 +39,7 @@ AGREEMENT = 1e-3  # between two scores of the same tokens by one engine, in nats
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class StudentAnswer:
     """A prompt, and what the student answered."""
 
     prompt: Prompt
@@ -73,7 +73,7 @@ def try_teachers(config: Config, tokenizer: PreTrainedTokenizerBase) -> Iterator
         answers = iter(asyncio.run(_sample(config, engine, asked)))
         for name, prompts in chosen.items():
             spec = teacher_engine(config, name, student, Path(folder) / "logs")
-            mine = [Answer(prompt, next(answers)) for prompt in prompts]
+            mine = [StudentAnswer(prompt, next(answers)) for prompt in prompts]
             if mine:
                 yield asyncio.run(_trial(config, name, spec, mine, tokenizer))
 
@@ -128,7 +128,7 @@ async def _sample(config: Config, spec: EngineSpec, prompts: Sequence[Prompt]) -
 
 
 async def _trial(
-    config: Config, name: str, spec: EngineSpec, answers: Sequence[Answer], tokenizer: PreTrainedTokenizerBase
+    config: Config, name: str, spec: EngineSpec, answers: Sequence[StudentAnswer], tokenizer: PreTrainedTokenizerBase
 ) -> TeacherTrial:
     features, template = facts.features(config), config.teachers[name].prompt
     engine: RolloutEngine = plugins.load("rollout", config.teachers[name].backend)(spec)
