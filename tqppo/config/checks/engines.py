@@ -137,7 +137,7 @@ def agent_takes_its_arguments(context: Context) -> Iterator[Diagnostic]:
                 fix=did_you_mean(name, list(known or ())) or f"delete rollout.agent_args.{name}",
                 on_key=True,
             )
-    if rollout.agent == "tools":
+    if rollout.agent in ("tools", "rewrite"):
         yield from _tools_exist(context)
 
 
