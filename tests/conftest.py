@@ -73,14 +73,18 @@ def local_ray() -> Iterator[None]:
     """A private Ray on this machine, shared by all tests of this process; its files are in a folder of its own."""
     import ray
 
+    from tqppo.run.cluster import start_patiently
+
     folder = tempfile.mkdtemp(prefix="tqppo-tests-")  # a short path: Ray puts sockets there, whose paths have 107 bytes
-    ray.init(
-        address="local",
-        num_cpus=16,
-        include_dashboard=False,
-        log_to_driver=False,
-        object_store_memory=512 * 1024 * 1024,
-        _temp_dir=folder,
+    start_patiently(
+        lambda: ray.init(
+            address="local",
+            num_cpus=16,
+            include_dashboard=False,
+            log_to_driver=False,
+            object_store_memory=512 * 1024 * 1024,
+            _temp_dir=folder,
+        )
     )
     yield
     ray.shutdown()

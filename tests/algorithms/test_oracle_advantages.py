@@ -12,6 +12,7 @@ from tqppo.algorithms.episodes import rewards_to_go
 from tqppo.algorithms.groups import EPSILON, RowGroups, dr_grpo, estimate_groups, gpg, grpo, grpo_passk, opo, rloo
 from tqppo.algorithms.layout import masked_mean, whiten
 from tqppo.algorithms.token_baseline import optimal_token_baseline
+from tqppo.workers.estimator import describe_rows
 
 
 def rows_of(case) -> RowGroups:
@@ -102,24 +103,19 @@ def test_remax(case):
 def test_multi_trajectory_grpo(case):
     """Keys are {uid}_{session}_{trajectory}, rows in any order; the highest trajectory closes its session."""
     keys = [key.rsplit("_", 2) for key in case.inputs["keys"].tolist()]
-    last: dict[tuple[str, str], int] = {}
-    for uid, session, trajectory in keys:
-        last[uid, session] = max(last.get((uid, session), 0), int(trajectory))
-    names = sorted(last)
-    group = np.unique([uid for uid, _, _ in keys], return_inverse=True)[1]
-    rows = RowGroups(
-        group=torch.as_tensor(group),
-        session=torch.tensor([names.index((uid, session)) for uid, session, _ in keys]),
-        is_final=torch.tensor([last[uid, session] == int(trajectory) for uid, session, trajectory in keys]),
-        is_padding=torch.zeros(len(keys), dtype=torch.bool),
-        lengths=case.lengths(),
-    )
+    lengths = case.lengths().tolist()
+    tags = [
+        {"uid": uid, "session": int(session), "trajectory": int(trajectory), "response_len": length}
+        for (uid, session, trajectory), length in zip(keys, lengths, strict=True)
+    ]
+    rows = describe_rows(tags)
+    num_sessions = int(rows.session.max()) + 1
     estimator = grpo if case.params["norm_adv_by_std_in_grpo"] else dr_grpo
     found = estimate_groups(estimator, scores(case), rows, single_session="raw").scalars
     tokens = adv.to_tokens(found, case.mask(), case.lengths())
     # On purpose: verl reads a session's scalar back through the final row's mask, so a session whose final row is
     # masked whole gets 0 from it; ours keeps the scalar.
-    by_session = torch.zeros(len(names)).index_add(
+    by_session = torch.zeros(num_sessions).index_add(
         0, rows.session, (case.mask().view(len(keys), -1).any(1) & rows.is_final).float()
     )
     readable = (by_session > 0)[rows.session].repeat_interleave(rows.lengths)

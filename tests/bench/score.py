@@ -108,7 +108,7 @@ def available(wanted: Sequence[str] = ("embedded", "vllm", "sglang")) -> list[st
 
 
 def main() -> None:
-    logging.disable_progress_bar()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     torch.set_num_threads(1)
     wanted = sys.argv[1:] or ["embedded", "vllm", "sglang"]
     for missing in sorted(set(wanted) - set(available(wanted))):

@@ -10,6 +10,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+from chat_templates import tokenizer
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -33,6 +34,7 @@ HELP = [
     ("backends", "check"),
     ("backends", "install"),
     ("doctor", "logprobs"),
+    ("template", "check"),
 ]
 
 
@@ -159,3 +161,17 @@ def test_doctor_finds_the_embedded_engine_exact(tqppo: Run) -> None:
     found = json.loads(answer.out)
     assert found["max_abs"] < 1e-4
     assert found["correction"] == "none"
+
+
+@pytest.mark.slow
+def test_template_check_names_the_turn_that_breaks_and_ends_with_1(tqppo: Run, tmp_path: Path) -> None:
+    tokenizer("strips_all_thoughts").save_pretrained(tmp_path)
+    answer = tqppo("template", "check", str(tmp_path))
+    assert answer.code == 1
+    assert "breaks  turn 1 of 'thoughts, then a question'" in answer.out
+    assert "turns of the conversations break a prefix" in answer.out
+    found = json.loads(tqppo("template", "check", str(tmp_path), "--json", "--arg", "x=1").out)
+    assert {each["kind"] for each in found} == {"breaks", "adds"}
+    assert tqppo("template", "check", str(tmp_path), "--arg", "x").code == 2
+    sound = tqppo("template", "check", "tiny")
+    assert (sound.code, sound.out.splitlines()[-1]) == (0, "tiny: no turns of the conversations break a prefix")

@@ -275,3 +275,11 @@ def test_a_further_column_is_found_by_its_name_or_path() -> None:
     assert prompt.column("topic") == prompt.column("extra_info.topic") == "math"
     assert prompt.column("meta.level.name") == "hard"
     assert prompt.column("meta.other") is prompt.column("topic.x") is prompt.column("none") is None
+
+
+def test_validation_takes_as_many_prompts_of_each_source(tokenizer: Any, tmp_path: Path) -> None:
+    few = _jsonl(tmp_path / "few.jsonl", [{"prompt": "a", "answer": "b"}])
+    spec = DataSpec(train=["task:sort", str(few), "task:reverse"], answer_key="answer", size=50)
+    found = prompts.load(spec, tokenizer, seed=0).first(7)
+    assert [prompt.source for prompt in found] == ["sort", "few", "reverse", "sort", "reverse", "sort", "reverse"]
+    assert len({prompt.uid for prompt in found}) == 7

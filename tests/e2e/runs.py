@@ -38,7 +38,17 @@ num_prompts = 16
 [checkpoint]
 interval = 1
 """
+DISTILL = """
+[distillation]
+loss = "reverse_kl_topk"
+top_k = 8
+batch_rows = 8
+[teachers.one]
+path = "student"
+prompt = "{prompt} {answer}"
+"""
 MODES = {
+    "distill": 'mode = "distill"\n' + SMALL + DISTILL,
     "grpo": 'mode = "grpo"\n' + SMALL,
     "ppo": 'mode = "ppo"\n' + SMALL + '[algorithm]\nadvantage = "gae"\n[critic]\nlr = 2e-3\nmini_batch_size = 4\n',
 }

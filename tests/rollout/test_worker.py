@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,7 +16,9 @@ from tqppo.queue.client import Queue
 from tqppo.rewards.scorer import ScorerSpec
 from tqppo.rollout import worker as worker_module
 from tqppo.rollout.assignment import Assignment
+from tqppo.rollout.loops.base import AgentLoop
 from tqppo.rollout.session import Session, counter_seed
+from tqppo.rollout.template import ChatTemplate
 from tqppo.rollout.trajectory import Trajectory
 from tqppo.rollout.worker import RolloutSpec, RolloutWorker
 
@@ -166,6 +169,7 @@ def test_a_retried_session_is_the_one_that_it_would_have_been(queue: Queue, make
     assert tokens(worker) == tokens(make_worker())
     assert retried == [8, 0]
     assert worker.engine.expected == len(worker.engine.requests) == 12
+    assert len({request.request_id for request in worker.engine.requests}) == 12, "an abandoned request keeps its name"
 
 
 def test_a_session_that_fails_more_often_than_it_is_retried_fails_its_group(queue: Queue, make_worker: Any) -> None:
@@ -306,3 +310,50 @@ def test_a_put_that_fails_ends_the_rollout(queue: Queue, make_worker: Any, monke
     monkeypatch.setattr("tqppo.rollout.writer.GATHER_S", 0.0)
     with pytest.raises(DataError, match="no room"):
         sample(make_worker(OneLater()), 2)
+
+
+class Counts(AgentLoop):
+    """Calls a tool, gives its own reward, and once trains on what was not sampled."""
+
+    def __init__(self) -> None:
+        self.life: list[str] = []
+
+    async def start(self, chat: ChatTemplate) -> None:
+        self.life.append(chat.decode(chat.encode("started")))
+
+    async def run(self, prompt: Prompt, llm: Session) -> list[Trajectory]:
+        done = await llm.generate(prompt.tokens)
+        llm.count("tool/search/calls", 2)
+        tokens = [*done.tokens, 3] if prompt.index == 1 else done.tokens
+        size = len(tokens)
+        found = Trajectory(prompt.tokens, tokens, [True] * size, [-0.5] * size, "stop", 7)
+        return [replace(found, metrics={"depth": 2.0}), replace(found, reward=0.25, answer="forty-two")]
+
+    async def close(self) -> None:
+        self.life.append("closed")
+
+
+def test_a_loop_has_a_life_counters_metrics_and_a_reward_of_its_own(queue: Queue, make_worker: Any) -> None:
+    loop = Counts()
+    sample(make_worker(loop, max_trajectories=2), 2, group_size=1)
+    assert loop.life == ["started", "closed"]
+    rows = queue.list(where={"is_prompt": None}).in_order()
+    assert [tags["reward"] for tags in rows.tags] == [0.25] * 4
+    assert [tags.get("metrics") for tags in rows.tags] == [{"depth": 2.0}, None] * 2
+    counts = [tags.get("counts") for tags in rows.tags]
+    assert counts == [
+        None,
+        {"tool/search/calls": 2.0},
+        None,
+        {"tool/search/calls": 2.0, "agent/retokenized_tokens": 2.0},
+    ]
+
+
+def test_the_reward_function_sees_the_answer_that_a_loop_names(queue: Queue, make_worker: Any) -> None:
+    class Answers(Counts):
+        async def run(self, prompt: Prompt, llm: Session) -> list[Trajectory]:
+            return [replace(each, reward=None, answer="A") for each in await super().run(prompt, llm)]
+
+    sample(make_worker(Answers(), max_trajectories=2), 1)
+    rows = queue.list(where={"is_prompt": None})
+    assert {tags["reward"] for tags in rows.tags} == {1.0}

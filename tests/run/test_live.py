@@ -60,6 +60,7 @@ def test_a_validation_reports_sampled_and_greedy_apart_and_leaves_no_rows() -> N
     found = Validator(pool, queue, Clock(), prompts, task).run()
     assert found["val-core/sums/reward/mean@1"] == 0.0
     assert found["val-core/sums/reward/greedy"] == 1.0
+    assert found["val-aux/failed_sessions"] == 0
     assert len(queue.list("val")) == 0
     assert Validator(pool, queue, Clock(), [], task).run() == {}
     queue.close()

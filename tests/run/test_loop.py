@@ -73,9 +73,12 @@ def test_a_signal_before_the_first_step_trains_and_saves_nothing(tmp_path: Path)
     assert diary.seen == []
 
 
-def test_keys_that_a_step_left_behind_end_the_run(tmp_path: Path) -> None:
-    with pytest.raises(QueueError, match=r"step 1 left 2 keys in the queue: a_0_0, b_0_0"):
-        Diary(tmp_path, leftovers=("a_0_0", "b_0_0")).loop().run(0)
+def test_keys_that_a_step_or_a_validation_left_behind_end_the_run(tmp_path: Path) -> None:
+    diary = Diary(tmp_path, leftovers=("a_0_0", "b_0_0"))
+    with pytest.raises(QueueError, match=r"^step 1 left 2 keys in the queue: a_0_0, b_0_0"):
+        diary.loop(validate_before=False).run(0)
+    with pytest.raises(QueueError, match=r"the validation after step 0 left 2 keys in the queue"):
+        diary.loop().run(0)
 
 
 def test_a_checkpoint_that_does_not_fit_ends_the_run_or_is_left_out(tmp_path: Path) -> None:

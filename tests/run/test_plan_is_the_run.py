@@ -33,6 +33,17 @@ OVERRIDES: dict[str, tuple[str, ...]] = {
     "rejection": ("algorithm.old_logprobs=recompute", "algorithm.reject=seq_mean"),
     "sessions": ("algorithm.aggregate=session-mean",),
 }
+# What only distillation has. The cases above change its policy loss, so it has one in all of them but the first.
+TAUGHT: dict[str, tuple[str, ...]] = {
+    "sampled tokens": ("distillation.loss=k3",),
+    "policy gradient": ("distillation.loss=k1", "distillation.update=policy_gradient"),
+    "corrected policy gradient": (
+        *("distillation.loss=k1", "distillation.update=policy_gradient"),
+        *("algorithm.old_logprobs=recompute", "algorithm.correction=token"),
+    ),
+    "sessions without rewards": ("algorithm.aggregate=session-mean",),
+    "whole vocabulary": ("distillation.loss=reverse_kl",),
+}
 
 
 def has_trainer(preset: str) -> bool:
@@ -54,11 +65,21 @@ def queue() -> Iterator[Queue]:
 @pytest.mark.parametrize("case", OVERRIDES)
 def test_roles_stages_and_columns_of_the_plan_are_those_of_the_run(queue: Queue, preset: str, case: str) -> None:
     overrides = [*OVERRIDES[case], "data.batch_size=8", "actor.mini_batch_size=8"]
-    config = compile_config(preset, environ={}).draft
-    if facts.has_critic(config):
+    draft = compile_config(preset, environ={}).draft
+    if facts.has_critic(draft):
         overrides.append("critic.mini_batch_size=8")
-    if OVERRIDES[case] and facts.has_teachers(config):  # most settings of the algorithm concern the task's reward
+    if facts.has_teachers(draft) and OVERRIDES[case]:
         overrides += ["distillation.task_reward=true", "rollout.group_size=2"]
+    check_plan(queue, preset, overrides)
+
+
+@pytest.mark.parametrize("case", TAUGHT)
+def test_the_plan_of_a_distillation_is_the_run(queue: Queue, case: str) -> None:
+    overrides = [*TAUGHT[case], "data.batch_size=6", "actor.mini_batch_size=4"]  # padding, too
+    check_plan(queue, "distill-tiny", overrides)
+
+
+def check_plan(queue: Queue, preset: str, overrides: list[str]) -> None:
     run = fake_run(queue, preset, *overrides)
     metrics = run.trainer.step(max(1, run.config.critic.warmup_only_steps + 1))
     plan = make_plan(compile_config(preset, [], overrides, {}))

@@ -19,7 +19,7 @@ from tqppo.dataflow import Features, Stage
 from tqppo.protocols import Metrics, WeightSource
 from tqppo.queue.client import Queue
 from tqppo.queue.meta import BatchMeta, Jagged
-from tqppo.rollout.teachers.figures import RolloutReport
+from tqppo.rollout.teachers.figures import RolloutReport, TeacherFigures
 from tqppo.rollout.writer import group_marker
 from tqppo.run import configure
 from tqppo.run.build import start_groups
@@ -50,6 +50,7 @@ class FakeGroup:
     features: Features
     log: Log
     metrics: Metrics = field(default_factory=dict)  # what an update returns besides its number of mini-batches
+    before_update: Callable[[BatchMeta], object] = len
 
     def call(self, method: Callable[..., Any], /, *arguments: Any, **named: Any) -> Any:
         self.log.calls.append(f"{self.role}.{method.__name__}")
@@ -64,6 +65,7 @@ class FakeGroup:
 
     def update(self, method: Callable[..., Any], batch: BatchMeta, *, step: int, num_mini_batches: int) -> Metrics:
         stage = self._read(method, batch)
+        self.before_update(batch)
         self.log.writes[stage.name] = ()
         return {f"{self.role}/mini_batches": float(num_mini_batches), **self.metrics}
 
@@ -109,7 +111,8 @@ class FakeEngines:
             columns["reward"] = torch.arange(float(self.group_size))
             self.queue.put([f"{prompt.uid}_{session}_0" for session in rows], columns, tags=tags)
             self.queue.tag({prompt.uid: group_marker(order, len(tags), [], [])})
-        return RolloutReport()
+        taught = {"t": TeacherFigures(requests=1, rows=len(prompts) * self.group_size)}
+        return RolloutReport(taught if self.features.has_teachers else {})
 
     def _tags(self, uid: str, order: int, session: int) -> dict[str, Any]:
         lengths = {"prompt_len": PROMPT, "response_len": RESPONSE, "seq_len": PROMPT + RESPONSE}
@@ -167,7 +170,13 @@ def draw_prompts() -> Callable[[int], list[Prompt]]:
     return draw
 
 
-def fake_run(queue: Queue, preset: str | None, *overrides: str, **options: Any) -> FakeRun:
+def fake_run(
+    queue: Queue,
+    preset: str | None,
+    *overrides: str,
+    engines: type[FakeEngines] = FakeEngines,
+    **options: Any,
+) -> FakeRun:
     compilation = compile_config(preset, [], list(overrides), {})
     assert compilation.config is not None, compilation.diagnostics
     config = compilation.config
@@ -184,8 +193,8 @@ def fake_run(queue: Queue, preset: str | None, *overrides: str, **options: Any) 
     groups = start_groups(config, paths, start)
     for setup in configure.teacher_setups(config, paths, vocabulary=256):
         roles[f"teacher {setup.spec.name}"] = len(setup.specs())
-    engines = FakeEngines(queue, features, config.rollout.group_size, log)
+    made = engines(queue, features, config.rollout.group_size, log)
     estimator = FakeEstimator(queue, configure.estimator_spec(config, paths).features, log)
-    processes = Processes(queue, groups, engines, estimator)
+    processes = Processes(queue, groups, made, estimator)
     stages = make_stages(config, processes, draw_prompts(), clock, vocabulary=256, **options)
     return FakeRun(config, queue, log, clock, stages, make_trainer(config, stages), roles, groups.actor)

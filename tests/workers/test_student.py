@@ -358,3 +358,35 @@ def test_a_student_comes_to_match_its_teachers(school: Class, taught: Rows, loss
     for _ in range(60):
         last = update(student, taught)[0]["distillation/loss"]
     assert 0 <= last < 0.1 * first
+
+
+def test_over_all_that_a_student_may_sample_the_policy_gradient_of_k1_is_that_of_the_reverse_kl(school: Class) -> None:
+    """One row for each token of the vocabulary, weighted by the student's probability of it."""
+    prompts = torch.tensor([[5, 80, 9], [200, 3, 41]])
+    models = [AutoModelForCausalLM.from_pretrained(path) for path in (school.student, *school.teachers)]
+    student, *teachers = (model(prompts).logits[:, -1].log_softmax(-1) for model in models)
+    teacher = torch.stack([teachers[0][0], teachers[1][1]]).detach()
+    (student.exp() * (student - teacher)).sum(1).mean().backward()
+    spec = school.spec("k1", "policy_gradient", temperature=1.0)
+    assert spec.distill is not None
+    features = replace(spec.features, has_correction_weights=True)
+    learner = Student(replace(spec, features=features, distill=replace(spec.distill, special_ids=())))
+    learner.start()
+    _, found = update(learner, rows_of_every_token(prompts, student.detach(), teacher))
+    close(found, {f"causal_lm.{name}": p.grad for name, p in models[0].named_parameters()})
+
+
+def rows_of_every_token(prompts: Tensor, student: Tensor, teacher: Tensor) -> Rows:
+    number = 2 * VOCABULARY
+    ones, fours = torch.ones(number, dtype=torch.int64), torch.full((number,), 4)
+    tokens = torch.cat([prompts.repeat_interleave(VOCABULARY, 0), torch.arange(VOCABULARY).repeat(2)[:, None]], 1)
+    theirs = torch.zeros(number, 4)
+    theirs[:, 2] = teacher.reshape(-1)
+    return {
+        "tokens": to_nested(tokens.reshape(-1), fours),
+        "response_mask": to_nested(ones.bool(), ones),
+        "old_logprobs": to_nested(student.reshape(-1), ones),
+        "correction_weights": to_nested(VOCABULARY * student.exp().reshape(-1), ones),
+        "sampled": to_nested(theirs.reshape(-1, 1), fours),
+        "teacher_index": torch.arange(2).repeat_interleave(VOCABULARY),
+    }

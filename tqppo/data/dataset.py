@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
@@ -154,6 +154,10 @@ class Joined:
     def __len__(self) -> int:
         return self._ends[-1]
 
+    def spans(self) -> list[range]:
+        """The indexes of each dataset's rows."""
+        return [range(end - len(part), end) for part, end in zip(self._parts, self._ends, strict=True)]
+
     def _find(self, index: int) -> tuple[Dataset, int]:
         part = bisect_right(self._ends, index)
         return self._parts[part], index - (self._ends[part - 1] if part else 0)
@@ -168,6 +172,16 @@ class Joined:
 
     def fingerprint(self) -> str:
         return digest([part.fingerprint() for part in self._parts])
+
+
+def in_turns(rows: Dataset) -> Iterator[int]:
+    """Every index once: of joined datasets the first row of each, then the second of each, and so on."""
+    if not isinstance(rows, Joined):
+        yield from range(len(rows))
+        return
+    spans = rows.spans()
+    for place in range(max(len(span) for span in spans)):
+        yield from (span[place] for span in spans if place < len(span))
 
 
 def read_file(path: Path, keys: Keys) -> Dataset:

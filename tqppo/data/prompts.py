@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import TYPE_CHECKING, Literal, TypedDict, cast, overload
 
 import numpy as np
@@ -167,14 +168,12 @@ class PromptSet:
                 self.fit(prompt)
 
     def first(self, num_prompts: int) -> list[Prompt]:
-        """Up to `num_prompts` prompts in the dataset's own order, for validation."""
+        """Up to `num_prompts` prompts in the dataset's own order, as many of each source, for validation."""
         found: list[Prompt] = []
-        begin = 0
-        while len(found) < num_prompts and begin < len(self):
-            end = min(begin + num_prompts - len(found), len(self))
-            whole = self.prompts([(0, index) for index in range(begin, end)])
+        order = dataset.in_turns(self._rows)
+        while len(found) < num_prompts and (indexes := list(islice(order, num_prompts - len(found)))):
+            whole = self.prompts([(0, index) for index in indexes])
             found += [prompt for prompt in map(self.fit, whole) if prompt is not None]
-            begin = end
         if not found:
             raise DataError(f"{self.where(0)}: no prompt is within data.max_prompt_tokens")
         return found

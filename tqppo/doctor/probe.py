@@ -135,7 +135,7 @@ def _agent(context: Context) -> Iterator[Diagnostic]:
 
 
 def _vocabularies(context: Context, tokenizer: PreTrainedTokenizerBase) -> Iterator[Diagnostic]:
-    """Loads each teacher's tokenizer and compares it with the student's. Teachers that tqppo makes have the student's."""
+    """Compares each teacher's tokenizer with the student's. Teachers that tqppo makes have the student's own."""
     config = context.config
     for name in named_models(config) if has_teachers(config) else ():
         other, problems = _tokenizer(context, f"teachers.{name}.path")

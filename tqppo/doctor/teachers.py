@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from tqppo.doctor.logprobs import engine_spec, prepare_model
 from tqppo.errors import EngineError
 from tqppo.protocols import Completion, EngineSpec, Request, RolloutEngine, Scores
 from tqppo.rollout.teachers.privileged import own_prompt
+from tqppo.rollout.template import ChatTemplate, Tokenizer
 from tqppo.run import configure
 from tqppo.run.configure import RunPaths
 from tqppo.run.teachers import task_rows
@@ -38,7 +39,7 @@ AGREEMENT = 1e-3  # between two scores of the same tokens by one engine, in nats
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class StudentAnswer:
     """A prompt, and what the student answered."""
 
     prompt: Prompt
@@ -57,8 +58,8 @@ class TeacherTrial:
 
     def __str__(self) -> str:
         return (
-            f"teacher {self.name} scored {self.tokens} tokens of {self.rows} answers in {self.seconds:.1f} s; the student's "
-            f"log-probabilities are {self.divergence:+.3f} above its own, on average"
+            f"teacher {self.name} scored {self.tokens} tokens of {self.rows} answers in {self.seconds:.1f} s; "
+            f"divergence of the student: {self.divergence:+.3f} nats per token"
         )
 
 
@@ -72,7 +73,7 @@ def try_teachers(config: Config, tokenizer: PreTrainedTokenizerBase) -> Iterator
         answers = iter(asyncio.run(_sample(config, engine, asked)))
         for name, prompts in chosen.items():
             spec = teacher_engine(config, name, student, Path(folder) / "logs")
-            mine = [Answer(prompt, next(answers)) for prompt in prompts]
+            mine = [StudentAnswer(prompt, next(answers)) for prompt in prompts]
             if mine:
                 yield asyncio.run(_trial(config, name, spec, mine, tokenizer))
 
@@ -127,20 +128,19 @@ async def _sample(config: Config, spec: EngineSpec, prompts: Sequence[Prompt]) -
 
 
 async def _trial(
-    config: Config, name: str, spec: EngineSpec, answers: Sequence[Answer], tokenizer: PreTrainedTokenizerBase
+    config: Config, name: str, spec: EngineSpec, answers: Sequence[StudentAnswer], tokenizer: PreTrainedTokenizerBase
 ) -> TeacherTrial:
     features, template = facts.features(config), config.teachers[name].prompt
     engine: RolloutEngine = plugins.load("rollout", config.teachers[name].backend)(spec)
+    chat = ChatTemplate(cast(Tokenizer, tokenizer))
     began = time.monotonic()
     own: list[float] = []
     theirs: list[float] = []
     try:
         await engine.start()
         for each in answers:
-            chat = config.data.chat_template
-            prompt = (
-                own_prompt(template, each.prompt, tokenizer, chat_template=chat) if template else each.prompt.tokens
-            )
+            is_chat = config.data.chat_template
+            prompt = own_prompt(template, each.prompt, chat, is_chat=is_chat) if template else each.prompt.tokens
             tokens, start = [*prompt, *each.completion.tokens], len(prompt) - 1
             first, second = [
                 await engine.score(tokens, features.teacher_top_k, start=start, hidden=features.teacher_hidden)

@@ -18,7 +18,7 @@ from tqppo.rollout.chat import Conversation
 from tqppo.rollout.template import MARK, ChatTemplate, TemplateRefused, Tokenizer, num_common
 from tqppo.rollout.tools.calls import Reading, ToolCall
 
-Kind = Literal["breaks", "refuses", "adds"]
+FindingKind = Literal["breaks", "refuses", "adds"]
 SCHEMA: Mapping[str, object] = {
     "type": "function",
     "function": {
@@ -45,7 +45,7 @@ class TemplateFinding:
     """One thing that a template does. `turn` counts the assistant's turns from 1; 0 if it is about none of them."""
 
     template: str
-    kind: Kind
+    kind: FindingKind
     about: str
     message: str
     turn: int = 0
@@ -76,12 +76,12 @@ class Play:
 
 def load_chat(model: str) -> ChatTemplate:
     """The chat template of a folder with a tokenizer, of a hub name, or of the tiny model."""
-    from transformers import AutoTokenizer
-
     if model == "tiny":
         from tqppo.tiny.model import byte_tokenizer
 
         return ChatTemplate(cast(Tokenizer, byte_tokenizer()))
+    from transformers import AutoTokenizer
+
     try:
         chat = ChatTemplate(cast(Tokenizer, AutoTokenizer.from_pretrained(model)))
     except (OSError, ValueError) as error:
@@ -101,14 +101,70 @@ def check_templates(chat: ChatTemplate) -> list[TemplateFinding]:
     return [finding for name, each in named.items() for finding in TemplateCheck(each, name).findings()]
 
 
+@dataclass(frozen=True, slots=True)
+class TemplateVoice:
+    """What turns look like in a template: its calls, thoughts and ends."""
+
+    chat: ChatTemplate
+
+    def calls(self) -> tuple[str, str]:
+        """A call as the template writes it, and the same with other spaces."""
+        said = self.own_call() or '<tool_call>\n{"name": "add", "arguments": {"b": 2, "a": 1}}\n</tool_call>'
+        if '": ' in said:
+            return said, said.replace('": ', '":').replace(', "', ',"')
+        return said, said.replace('":', '": ')
+
+    def own_call(self) -> str:
+        """The template's text of a structured call; empty if it writes none."""
+        message: Message = {"role": "assistant", "content": "", "tool_calls": [CALL.as_message()]}
+        try:
+            whole = self.chat.render([QUESTION, message], tools=[SCHEMA])
+            header, _, ending = self.chat.render([QUESTION, _said(MARK)], tools=[SCHEMA]).partition(MARK)
+        except TemplateRefused:
+            return ""
+        text = whole[len(header) : len(whole) - len(ending)] if whole.startswith(header) else ""
+        return text if CALL.name in text else ""
+
+    def thoughts(self) -> str:
+        """A thought as the model samples it after the template's opening."""
+        opening = self.chat.opening([QUESTION])
+        if "</think>" in opening:
+            return ""
+        return THOUGHTS.removeprefix("<think>\n") if "<think>" in opening else THOUGHTS
+
+    def terminator(self) -> str:
+        """The special token that ends a turn: the template's, else the tokenizer's."""
+        return self.end_token(self.after(AGAIN)) or self.end_token(self.after()) or self.chat.tokenizer.eos_token or ""
+
+    def after(self, *following: Message) -> str:
+        """What the template writes after an answer, with these messages after it."""
+        return self.chat.render([QUESTION, _said(MARK), *following]).partition(MARK)[2]
+
+    def end_token(self, text: str) -> str:
+        """The special token that a text begins with; empty if it begins with none, or with that of a new message."""
+        opening = self.special(self.chat.render([QUESTION]))
+        token = self.special(text)
+        return "" if token == opening else token
+
+    def special(self, text: str) -> str:
+        return next((token for token in self.chat.special.values() if text.startswith(token)), "")
+
+    def refusal(self, messages: Sequence[Message]) -> str | None:
+        try:
+            self.chat.render(messages, generate=True)
+        except TemplateRefused as error:
+            return str(error)
+        return None
+
+
 class TemplateCheck:
     """All probes of one template."""
 
     def __init__(self, chat: ChatTemplate, name: str) -> None:
-        self.chat, self.name = chat, name
+        self.chat, self.name, self.voice = chat, name, TemplateVoice(chat)
 
     def findings(self) -> list[TemplateFinding]:
-        if (refusal := self._refusal([QUESTION])) is not None:
+        if (refusal := self.voice.refusal([QUESTION])) is not None:
             return [self._finding("refuses", "a question", refusal)]
         probes = (self._plays, self._roles, self._merging, self._ends, self._opening, self._head, self._tools)
         return [finding for probe in probes for finding in probe()]
@@ -120,7 +176,7 @@ class TemplateCheck:
             yield from self._played(play)
 
     def _script(self) -> Iterator[Play]:
-        said, other, reading = *self._calls(), Reading("", (CALL,))
+        said, other, reading = *self.voice.calls(), Reading("", (CALL,))
         yield Play("two questions", [QUESTION], [SampledTurn("Three.", [AGAIN])])
         yield Play("blanks around an answer", [QUESTION], [SampledTurn("  Three. \n", [AGAIN])])
         yield Play("a tool call", [QUESTION], [SampledTurn(said, [RESULT], reading)])
@@ -128,12 +184,12 @@ class TemplateCheck:
         yield Play("two results", [QUESTION], [SampledTurn(said, [RESULT, RESULT], reading)])
         looks = f"To add, write {said} or so."
         yield Play("text that looks like a tool call", [QUESTION], [SampledTurn(looks, [AGAIN])])
-        thoughts = self._thoughts()
+        thoughts = self.voice.thoughts()
         yield Play("thoughts, then a question", [QUESTION], [SampledTurn(f"{thoughts}Three.", [AGAIN])])
         call = SampledTurn(thoughts + said, [RESULT], Reading(thoughts, (CALL,)))
         yield Play("thoughts, then a result", [QUESTION], [call])
         yield Play("a tool call, an answer, a question", [QUESTION], [call, SampledTurn("Three.", [AGAIN])])
-        if self._refusal([SYSTEM, QUESTION]) is None:
+        if self.voice.refusal([SYSTEM, QUESTION]) is None:
             yield Play("a system prompt", [SYSTEM, QUESTION], [SampledTurn("Three.", [AGAIN])])
 
     def _played(self, play: Play) -> Iterator[TemplateFinding]:
@@ -141,7 +197,7 @@ class TemplateCheck:
         try:
             talk = Conversation(self.chat, play.begin, tools=[SCHEMA] if play.turns[0].reading else [])
             for turn in play.turns:
-                tokens = self.chat.encode(turn.text + self._terminator())
+                tokens = self.chat.encode(turn.text + self.voice.terminator())
                 talk.add_completion(Completion(tokens, [0.0] * len(tokens), "stop", 0), turn.reading)
                 talk.add_messages(turn.following)
                 talk.context()
@@ -159,67 +215,23 @@ class TemplateCheck:
                 fork.rendered,
             )
 
-    def _calls(self) -> tuple[str, str]:
-        """A call as the template writes it, and the same with other spaces."""
-        said = self._own_call() or '<tool_call>\n{"name": "add", "arguments": {"b": 2, "a": 1}}\n</tool_call>'
-        if '": ' in said:
-            return said, said.replace('": ', '":').replace(', "', ',"')
-        return said, said.replace('":', '": ')
-
-    def _own_call(self) -> str:
-        """The template's text of a structured call; empty if it writes none."""
-        message: Message = {"role": "assistant", "content": "", "tool_calls": [CALL.as_message()]}
-        try:
-            whole = self.chat.render([QUESTION, message], tools=[SCHEMA])
-            header, _, ending = self.chat.render([QUESTION, _said(MARK)], tools=[SCHEMA]).partition(MARK)
-        except TemplateRefused:
-            return ""
-        text = whole[len(header) : len(whole) - len(ending)] if whole.startswith(header) else ""
-        return text if CALL.name in text else ""
-
-    def _thoughts(self) -> str:
-        """A thought as the model samples it after the template's opening."""
-        opening = self.chat.opening([QUESTION])
-        if "</think>" in opening:
-            return ""
-        return THOUGHTS.removeprefix("<think>\n") if "<think>" in opening else THOUGHTS
-
-    def _terminator(self) -> str:
-        """The special token that ends a turn: the template's, else the tokenizer's."""
-        return (
-            self._end_token(self._after(AGAIN)) or self._end_token(self._after()) or self.chat.tokenizer.eos_token or ""
-        )
-
-    def _after(self, *following: Message) -> str:
-        """What the template writes after an answer, with these messages after it."""
-        return self.chat.render([QUESTION, _said(MARK), *following]).partition(MARK)[2]
-
-    def _end_token(self, text: str) -> str:
-        """The special token that a text begins with; empty if it begins with none, or with that of a new message."""
-        opening = self._special(self.chat.render([QUESTION]))
-        token = self._special(text)
-        return "" if token == opening else token
-
-    def _special(self, text: str) -> str:
-        return next((token for token in self.chat.special.values() if text.startswith(token)), "")
-
     # What a template adds or refuses.
 
     def _roles(self) -> Iterator[TemplateFinding]:
         calls: Message = {"role": "assistant", "content": "", "tool_calls": [CALL.as_message()]}
         for about, messages in (
             ("the role system", [SYSTEM, QUESTION]),
-            ("the role tool after the text of a call", [QUESTION, _said(self._calls()[0]), RESULT]),
+            ("the role tool after the text of a call", [QUESTION, _said(self.voice.calls()[0]), RESULT]),
             ("the role tool", [QUESTION, calls, RESULT]),
             ("two questions in a row", [QUESTION, AGAIN]),
         ):
-            refusal = self._refusal(messages)
+            refusal = self.voice.refusal(messages)
             if refusal is not None:
                 yield self._finding("refuses", about, refusal)
 
     def _merging(self) -> Iterator[TemplateFinding]:
         for about, before, message in (
-            ("results in a row", [QUESTION, _said(self._calls()[0])], RESULT),
+            ("results in a row", [QUESTION, _said(self.voice.calls()[0])], RESULT),
             ("questions in a row", [], QUESTION),
         ):
             try:
@@ -233,8 +245,8 @@ class TemplateCheck:
 
     def _ends(self) -> Iterator[TemplateFinding]:
         """How a turn of the assistant ends: with which token, and with what after it."""
-        last, following = self._after(), self._after(AGAIN)
-        token, eos = self._end_token(following) or self._end_token(last), self.chat.tokenizer.eos_token
+        last, following = self.voice.after(), self.voice.after(AGAIN)
+        token, eos = self.voice.end_token(following) or self.voice.end_token(last), self.chat.tokenizer.eos_token
         if not token:
             yield self._finding("adds", "the end of a turn", f"no special token ends a turn; after it comes {last!r}")
         elif token != eos:
@@ -243,7 +255,7 @@ class TemplateCheck:
         elif last.startswith(token) and last != token:
             why = f"{last[len(token) :]!r} follows the end of a turn; the model does not sample it, so it is masked out"
             yield self._finding("adds", "the end of a turn", why)
-        if self._end_token(last) != self._end_token(following) or not following.startswith(last):
+        if self.voice.end_token(last) != self.voice.end_token(following) or not following.startswith(last):
             about, why = "the end of the last turn", "the last turn ends in another way than one that others follow"
             yield self._difference("adds", about, why, last, following)
 
@@ -275,7 +287,7 @@ class TemplateCheck:
             return
         if "Adds two numbers." not in shown:
             yield self._finding("adds", "tools", "tools are not shown to the model; name them in data.system_prompt")
-        own, other = self._own_call(), self._calls()[1]
+        own, other = self.voice.own_call(), self.voice.calls()[1]
         if not own:
             yield self._finding("adds", "tool calls", "structured calls are not written; sampled text is kept as it is")
         elif own != other:
@@ -284,17 +296,10 @@ class TemplateCheck:
 
     # Parts.
 
-    def _refusal(self, messages: Sequence[Message]) -> str | None:
-        try:
-            self.chat.render(messages, generate=True)
-        except TemplateRefused as error:
-            return str(error)
-        return None
-
-    def _finding(self, kind: Kind, about: str, message: str) -> TemplateFinding:
+    def _finding(self, kind: FindingKind, about: str, message: str) -> TemplateFinding:
         return TemplateFinding(self.name, kind, about, message)
 
-    def _difference(self, kind: Kind, about: str, message: str, one: str, two: str) -> TemplateFinding:
+    def _difference(self, kind: FindingKind, about: str, message: str, one: str, two: str) -> TemplateFinding:
         same = max(0, num_common(one, two) - 20)
         return TemplateFinding(self.name, kind, about, message, 0, one[same : same + 60], two[same : same + 60])
 

@@ -88,8 +88,8 @@ def start_patiently(start: Callable[[], object]) -> None:
         end(set(descendants(os.getpid())) - ours)
         log.warning("Ray did not start within its limit of 30 s (attempt %d of %d)", attempt, START_ATTEMPTS)
     raise PreflightError(
-        f"Ray did not start in {START_ATTEMPTS} attempts of 30 s each; this machine has {os.cpu_count()} cores, its load "
-        f"is {os.getloadavg()[0]:.0f}. Wait until it is less busy, or end other programs"
+        f"Ray did not start in {START_ATTEMPTS} attempts of 30 s each: this machine has {os.cpu_count()} cores and a "
+        f"load of {os.getloadavg()[0]:.0f}. Try again when it is less busy"
     )
 
 

@@ -41,7 +41,8 @@ class Validator:
             self.queue.clear(found)
             tags = found.in_order().tags
             answers = validation.figures(self._answer(each) for each in tags if each.get("last"))
-            return answers | validation.reverse_kl(tags)
+            failed = sum(each.get("failed_sessions", 0) for each in found.tags)
+            return answers | validation.reverse_kl(tags) | {"val-aux/failed_sessions": float(failed)}
 
     def _answer(self, tags: Any) -> validation.Answer:
         return validation.Answer(
@@ -119,8 +120,9 @@ class LiveRun:
         return self.validator.run() | self.clock.take()
 
     def leftovers(self) -> list[str]:
-        """Keys still in the queue: none, after a step."""
-        return list(self.queue.list().keys)
+        """Keys still in the queue: none, after a step and after a validation."""
+        partitions = (self.stages.rollout.assignment.partition, self.validator.task.partition)
+        return [key for partition in partitions for key in self.queue.list(partition).keys]
 
     def measure(self, metrics: Metrics, seconds: float) -> Metrics:
         """The step's metrics with its timings: `seconds` of wall clock, of which each stage took a part."""

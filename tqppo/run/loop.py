@@ -56,7 +56,7 @@ class Loop:
             self.export()
             return 0
         if start == 0 and self.schedule.validate_before and not self.stop.number:
-            self.log(0, self.validate())
+            self.log(0, self._validated(0))
         for step in range(start + 1, self.schedule.max_steps + 1):
             if self.stop.number:  # it may have come before the first step
                 return self.stop.exit_code
@@ -67,11 +67,10 @@ class Loop:
         began = perf_counter()
         metrics = self.step(step)
         seconds = perf_counter() - began
-        if left := self.leftovers():
-            raise QueueError(f"step {step} left {len(left)} keys in the queue: {', '.join(left[:8])}")
+        self._check_leftovers(f"step {step}")
         metrics = self.measure(metrics, seconds)
         if self.schedule.validates(step):
-            metrics |= self.validate()
+            metrics |= self._validated(step)
         # The metrics of a step are on disk before its checkpoint is: a resumed run cuts them back to its
         # checkpoint, so that a kill between the two neither loses nor repeats a line.
         self.log(step, metrics)
@@ -81,6 +80,15 @@ class Loop:
             self._save(step)
         if finished:  # after the checkpoint, which then outlives an export that fails
             self.export()
+
+    def _validated(self, step: int) -> Metrics:
+        metrics = self.validate()
+        self._check_leftovers(f"the validation after step {step}")
+        return metrics
+
+    def _check_leftovers(self, what: str) -> None:
+        if left := self.leftovers():
+            raise QueueError(f"{what} left {len(left)} keys in the queue: {', '.join(left[:8])}")
 
     def _save(self, step: int) -> None:
         try:

@@ -31,10 +31,14 @@ class FakeReplica:
         self.calls: list[Any] = []
         self.score = Method(self._score)
         self.logprobs = Method(self._logprobs)
+        self.ready = Method(self._ready)
 
     async def _score(self, rows: Any) -> ScoredRows:
         await self._behave(rows)
         return ScoredRows(tokens=10 * len(rows.batch), cached_rows=1)
+
+    async def _ready(self) -> None:
+        """A replica that died is back at once."""
 
     async def _logprobs(self, tokens: Any, starts: Any) -> Any:
         import numpy as np

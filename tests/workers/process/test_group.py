@@ -62,6 +62,28 @@ def test_padding_is_spread_over_mini_batches_and_work_over_ranks() -> None:
     assert sum(place >= 10 for place in first) == sum(place >= 10 for place in second) == 1
 
 
+@pytest.mark.parametrize(
+    ("real", "mini", "ranks"), [(361, 120, 2), (371, 120, 2), (400, 120, 2), (1030, 256, 8), (7, 4, 2)]
+)
+def test_real_rows_per_mini_batch_differ_by_at_most_one_on_any_number_of_ranks(
+    real: int, mini: int, ranks: int
+) -> None:
+    """verl gives 120, 120, 120 and 1 real rows in the first case: a whole optimizer step from one row."""
+    batch = batch_of([(37 * i) % 7800 + 200 for i in range(real)], padding=-real % mini)
+    shards = split(batch, ranks, num_mini_batches=len(batch) // mini)
+    counts = [0] * (len(batch) // mini)
+    for shard in shards:
+        begin = 0
+        for number, size in enumerate(shard.sizes):
+            part = shard.places[begin : begin + size]
+            begin += size
+            assert size == mini // ranks
+            assert any(place < real for place in part), "a rank would have nothing but padding"
+            counts[number] += sum(place < real for place in part)
+    assert sum(counts) == real
+    assert max(counts) - min(counts) <= 1
+
+
 def test_what_a_rank_is_sent_is_small(spec: RoleSpec) -> None:
     assert len(pickle.dumps(spec)) < 64 * 1024
 

@@ -174,14 +174,15 @@ def _tools_exist(context: Context) -> Iterator[Diagnostic]:
     example = 'rollout.agent_args.tools = ["tools.py:calculate"]'
     if not isinstance(tools, list) or not tools or not all(isinstance(each, str) for each in tools):
         message = f"the agent {context.config.rollout.agent} needs a list of functions"
+        allowed = "module:function or file.py:function"
         keys = ("rollout.agent_args", "rollout.agent")
-        yield context.report("E419", message, keys, allowed="module:function or file.py:function", fix=f"set {example}")
+        yield context.report("E419", message, keys, allowed=allowed, fix=f"set {example}")
         return
     for each in tools:
         place, _, function = each.rpartition(":")
         if place.endswith(".py") and not Path(place).expanduser().is_file():
-            keys = ("rollout.agent_args.tools",)
-            yield context.report("E419", f"there is no file {place}", keys, found=each, fix="correct the path")
+            message, key = f"there is no file {place}", "rollout.agent_args.tools"
+            yield context.report("E419", message, (key,), found=each, fix="correct the path")
         elif not place or not function:
             yield context.report(
                 "E419",

@@ -20,7 +20,7 @@ from tqppo.rollout.tools.pool import ToolPool, ToolResult, ToolSpec
 from tqppo.rollout.trajectory import Trajectory
 
 OnToolError = Literal["show", "end", "fail"]
-ScoredPart = Literal["last_turn", "response"]
+AnswerScope = Literal["last_turn", "response"]
 
 
 class ToolFailed(Exception):
@@ -40,7 +40,7 @@ class ToolLoop(AgentLoop):
     max_output_chars: int = 256  # of a result; the middle of a longer one is left out
     memory_gb: float = 8.0  # address space of one call; 0: no limit
     on_tool_error: OnToolError = "show"  # to the model, or end the session there, or fail it
-    answer: ScoredPart = "last_turn"  # what the reward function scores
+    answer: AnswerScope = "last_turn"  # what the reward function scores
     template_args: Mapping[str, object] = field(default_factory=dict)  # of the chat template, such as enable_thinking
 
     def __post_init__(self) -> None:
@@ -177,7 +177,7 @@ def _check_values(args: Mapping[str, object]) -> None:
     require("tools", are_paths, 'a list of functions, such as ["tools.py:calculate"]')
     require("parser", args.get("parser") in ("auto", *PARSERS), f"auto, {', '.join(PARSERS)}")
     require("on_tool_error", args.get("on_tool_error") in get_args(OnToolError), " or ".join(get_args(OnToolError)))
-    require("answer", args.get("answer") in get_args(ScoredPart), " or ".join(get_args(ScoredPart)))
+    require("answer", args.get("answer") in get_args(AnswerScope), " or ".join(get_args(AnswerScope)))
     for name in ("max_turns", "max_calls", "workers", "max_output_chars"):
         value = args.get(name)
         require(name, isinstance(value, int) and not isinstance(value, bool) and value >= 1, "a number from 1")

@@ -13,7 +13,7 @@ from typing import TypeVar
 import numpy as np
 import ray
 from ray.actor import ActorProxy
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
 
 from tqppo.data.prompts import Prompt
 from tqppo.errors import DataError, EngineError, QueueError, TqppoError
@@ -43,6 +43,7 @@ class TeacherRoute:
     is_deterministic: bool = True
     timeout_s: float = 120.0
     retries: int = 2
+    start_timeout_s: float = 600.0  # of a replica that is made anew
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +118,10 @@ class TeacherClient:
         return answer
 
     def take_report(self) -> RolloutReport:
-        """What happened since the last call."""
+        """What happened since the last call. Replicas that were silent are asked again from now on."""
         report, self.report, self._first = self.report, RolloutReport(), {}
+        for replicas in self._replicas.values():
+            replicas.silent.clear()
         return report
 
     async def _ask(self, route: TeacherRoute, ask: Ask[T], turn: int, figures: TeacherFigures) -> T:
@@ -153,12 +156,25 @@ class TeacherClient:
                 failure = f"no answer within {route.timeout_s:g} s"
             except RayActorError as error:
                 failure = f"its process died: {_first_line(error)}"
+                await self._made_anew(route, chosen)
             except EngineError as error:
                 failure = str(error)
             finally:
                 replicas.num_calls[chosen] -= 1
             log.warning("teacher %s, replica %d: %s", route.name, chosen, failure)
         raise EngineError(_message(route, failed, failure))
+
+    async def _made_anew(self, route: TeacherRoute, replica: int) -> None:
+        """Wait until Ray has replaced a dead replica. Returns at once if it does not; the next attempt says why."""
+        deadline = time.monotonic() + route.start_timeout_s
+        while (left := deadline - time.monotonic()) > 0:
+            try:
+                return await asyncio.wait_for(_answer(call(route.replicas[replica], TeacherWorker.ready)), left)
+            except ActorUnavailableError:
+                await asyncio.sleep(PAUSE_S)
+            except (RayActorError, EngineError, TimeoutError):
+                return None
+        return None
 
 
 async def _answer(reference: ray.ObjectRef[T]) -> T:

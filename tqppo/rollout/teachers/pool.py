@@ -102,6 +102,7 @@ class TeacherPool:
                     is_deterministic=setup.is_deterministic,
                     timeout_s=setup.timeout_s,
                     retries=setup.retries,
+                    start_timeout_s=setup.spec.engine.start_timeout_s,
                 )
                 for index, (setup, workers) in enumerate(zip(self.setups, self.workers, strict=True))
             ),

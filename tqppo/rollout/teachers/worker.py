@@ -79,14 +79,14 @@ class ScoredRows:
 
 
 @dataclass(frozen=True, slots=True)
-class Sequences:
+class TeacherSequences:
     """Tokens to score, each from its first response token on: row `start` is about that token."""
 
     tokens: list[list[int]]
     starts: list[int]
 
-    def take(self, places: Sequence[int]) -> Sequences:
-        return Sequences([self.tokens[i] for i in places], [self.starts[i] for i in places])
+    def take(self, places: Sequence[int]) -> TeacherSequences:
+        return TeacherSequences([self.tokens[i] for i in places], [self.starts[i] for i in places])
 
     @property
     def lengths(self) -> list[int]:
@@ -118,7 +118,7 @@ class TeacherWorker:
 
     async def start(self) -> ReadyTeacher:
         """Start the engine, and score a fixed sequence twice."""
-        await self._ready()
+        await self.ready()
         tokens = probe_tokens(self.spec)
         twice = [await self.engine.score(tokens, hidden=self.spec.hidden) for _ in range(2)]
         hidden = twice[0].hidden
@@ -133,7 +133,7 @@ class TeacherWorker:
 
     async def score(self, rows: RowsToScore) -> ScoredRows:
         """Put the teacher's columns on these rows."""
-        await self._ready()
+        await self.ready()
         tokens = (await self.queue.aio.get(rows.batch, ["tokens"]))["tokens"]
         whole = [row.tolist() for row in tokens.unbind()]
         sequences = teachers_view(whole, rows)
@@ -144,7 +144,7 @@ class TeacherWorker:
 
     async def logprobs(self, tokens: list[list[int]], starts: list[int]) -> list[np.ndarray]:
         """Log-probabilities of the response tokens of these sequences: for validation, whose rows have no columns."""
-        await self._ready()
+        await self.ready()
         scores = await self.engine.score_many(tokens, starts=starts)
         return [each.logprobs[start:-1] for each, start in zip(scores, starts, strict=True)]
 
@@ -152,7 +152,8 @@ class TeacherWorker:
         self.cache.close()
         await self.engine.close()
 
-    async def _ready(self) -> None:
+    async def ready(self) -> None:
+        """Start the engine, unless that is done. Every call does so first, as Ray may have made this process anew."""
         async with self._starting:
             if self._fingerprint is not None:
                 return
@@ -185,7 +186,7 @@ class TeacherWorker:
 
     # -- scores --------------------------------------------------------------------------------------------------------
 
-    async def _answers(self, sequences: Sequences, width: int) -> tuple[Answers, ScoredRows]:
+    async def _answers(self, sequences: TeacherSequences, width: int) -> tuple[Answers, ScoredRows]:
         """What the teacher says of each response token, from the cache where possible.
 
         The scores of a deterministic engine are the same bytes for the same batch, so a batch is cached whole: parts
@@ -201,7 +202,7 @@ class TeacherWorker:
         found = [self.cache.get(key) for key in keys]
         missing = [number for number, answer in enumerate(found) if answer is None]
         if missing:
-            asked = Sequences(
+            asked = TeacherSequences(
                 [tokens for number in missing for tokens in parts[number].tokens],
                 [start for number in missing for start in parts[number].starts],
             )
@@ -222,7 +223,7 @@ class TeacherWorker:
         ids = {"teacher_ids": np.zeros((0, self.spec.top_k), np.int32)} if self.spec.top_k else {}
         return {**ids, "teacher_logprobs": logprobs}
 
-    async def _asked(self, sequences: Sequences) -> list[Answers]:
+    async def _asked(self, sequences: TeacherSequences) -> list[Answers]:
         scores = await self.engine.score_many(
             sequences.tokens, self.spec.top_k, starts=sequences.starts, hidden=self.spec.hidden
         )
@@ -261,14 +262,14 @@ def probe_tokens(spec: TeacherSpec) -> list[int]:
     return [(7 * i * i + 3 * i + 1) % spec.vocabulary for i in range(length)]
 
 
-def teachers_view(rows: list[list[int]], call: RowsToScore) -> Sequences:
+def teachers_view(rows: list[list[int]], call: RowsToScore) -> TeacherSequences:
     """The sequences as the teacher reads them: the rows, or its own prompt and the student's response."""
     if not call.own_prompts:
-        return Sequences(rows, [length - 1 for length in call.prompt_lengths])
+        return TeacherSequences(rows, [length - 1 for length in call.prompt_lengths])
     tokens = [
         [*own, *row[length:]] for own, row, length in zip(call.own_prompts, rows, call.prompt_lengths, strict=True)
     ]
-    return Sequences(tokens, [len(own) - 1 for own in call.own_prompts])
+    return TeacherSequences(tokens, [len(own) - 1 for own in call.own_prompts])
 
 
 def joined(answers: Sequence[Answers]) -> Answers:

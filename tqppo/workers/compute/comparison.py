@@ -45,11 +45,13 @@ class Comparison:
     def __call__(self, logits: Tensor, targets: Tensor, *columns: Tensor) -> StudentScores:
         logprobs, entropy = (None, None) if self.scoring is None else self.scoring(logits, targets)[:2]
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.is_backpropagated):
-            found = self._compare(logits, targets, *columns)
+            found = self._compare(logits, targets, columns, logprobs)
         losses = distillation.bounded(found[0], self.loss_max)
         return StudentScores(logprobs, entropy, losses, *found[1:])
 
-    def _compare(self, logits: Tensor, targets: Tensor, *columns: Tensor) -> TopK | tuple[Tensor]:
+    def _compare(
+        self, logits: Tensor, targets: Tensor, columns: tuple[Tensor, ...], logprobs: Tensor | None
+    ) -> TopK | tuple[Tensor]:
         if self.loss in top_k.KINDS:
             found = top_k.compare(self.loss, logits, Teacher(*columns), logprob_min=self.logprob_min)
             if self.loss == "reverse_kl_topk":
@@ -59,7 +61,9 @@ class Comparison:
         if self.loss in whole_vocabulary.KINDS:
             theirs = teacher_logits(self.layers, *columns)
             return (whole_vocabulary.divergence(self.loss, logits, theirs, logprob_min=self.logprob_min),)
-        own, _, _ = Scoring(1.0)(logits, targets)
+        is_known = self.scoring is not None and self.scoring.temperature == 1.0
+        own = logprobs if is_known else Scoring(1.0)(logits, targets)[0]
+        assert own is not None, "the scoring has log-probabilities"
         counted = torch.ones_like(targets, dtype=torch.bool)
         return (distillation.divergence(self.loss, own, columns[0], counted, logprob_min=self.logprob_min),)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from tqppo.errors import EngineError
 from tqppo.protocols import Completion, EngineCapabilities, Request, Scores
 
 api: Any = importlib.import_module("tqppo_backends.rollout.server.api")
@@ -32,7 +33,9 @@ class SmallApi(api.ServerApi):
         return {"LIVES": os.environ.get("LIVES", "/nowhere")}
 
     async def inspect(self, server: Any) -> None:
-        assert (await server.ask("GET", "/model", timeout_s=10))["model"] == self.served_name
+        self.inspected = server
+        if (await server.ask("GET", "/model", timeout_s=10))["model"] != self.served_name:
+            raise EngineError("it serves another model")
 
     async def generate(self, server: Any, request: Request, request_id: str) -> Completion:
         body: dict[str, Any] = {"id": request_id, "seed": request.seed, "slow": request.sampling.temperature}

@@ -253,6 +253,18 @@ def test_routes_can_be_looked_for_and_the_bytes_of_answers_are_counted(tmp_path:
     run(SmallEngine(spec(tmp_path)), work)
 
 
+def test_a_server_that_is_refused_at_the_attachment_leaves_no_open_connection(tmp_path: Path) -> None:
+    async def work(engine: SmallEngine) -> None:
+        url = (await engine.servers.live()).url
+        attached = SmallEngine(spec(tmp_path, endpoint=url))  # it expects another name than the server's
+        with pytest.raises(EngineError, match="another model"):
+            await attached.start()
+        assert attached.api.inspected._session.closed
+        await attached.close()
+
+    run(SmallEngine(spec(tmp_path)), work)
+
+
 def test_a_request_to_a_closed_server_is_an_engine_error(tmp_path: Path) -> None:
     async def work(engine: SmallEngine) -> None:
         server = await engine.servers.live()
