@@ -169,6 +169,7 @@ def test_a_retried_session_is_the_one_that_it_would_have_been(queue: Queue, make
     assert tokens(worker) == tokens(make_worker())
     assert retried == [8, 0]
     assert worker.engine.expected == len(worker.engine.requests) == 12
+    assert len({request.request_id for request in worker.engine.requests}) == 12, "an abandoned request keeps its name"
 
 
 def test_a_session_that_fails_more_often_than_it_is_retried_fails_its_group(queue: Queue, make_worker: Any) -> None:

@@ -122,6 +122,7 @@ def test_a_teacher_gets_its_own_section_and_no_other() -> None:
 def test_rows_are_routed_by_their_source_or_by_another_column() -> None:
     assert configure.teacher_routing(config_of(*TAUGHT)).column == ""
     settings = ("distillation.batch_rows=4", "distillation.on_teacher_failure=drop", "data.source_key=topic")
+    settings += ("rollout.on_incomplete_group=drop",)
     routing = configure.teacher_routing(config_of("mode=distill", "teachers.a.path=big", *settings))
     assert (routing.column, routing.batch_rows, routing.drops_groups) == ("data_source", 4, True)
 

@@ -43,6 +43,7 @@ class Session:
     chat_template: ChatTemplate | None = None
     max_context_tokens: int = 0  # the longest sequence that the engine takes; 0: unknown
     turn: int = 0
+    attempt: int = 0  # retries so far: requests of an attempt that failed may still run, and keep their names
     record: SessionRecord = field(default_factory=SessionRecord)
 
     @property
@@ -79,7 +80,7 @@ class Session:
             tokens=tokens,
             sampling=replace(self.sampling, max_new_tokens=min(max_new_tokens or room, room)),
             seed=counter_seed(*self.seed_parts, self.turn),
-            request_id="-".join(map(str, (*self.seed_parts, self.turn))),
+            request_id=self._request_id(),
             order=(*self.order, self.turn),
         )
         self.turn += 1
@@ -87,6 +88,10 @@ class Session:
         completion = await self.engine.generate(request)
         self.record.completions.append(completion)
         return completion
+
+    def _request_id(self) -> str:
+        retry = (f"retry{self.attempt}",) if self.attempt else ()
+        return "-".join(map(str, (*self.seed_parts, *retry, self.turn)))
 
     def child(self, name: str) -> Session:
         """A session of a sub-agent, with the same sampling and seeds that follow from its name."""

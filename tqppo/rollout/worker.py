@@ -118,7 +118,7 @@ class RolloutWorker:
             if attempt:
                 self.engine.expect(len(pending))
                 retries += len(pending)
-            outcomes |= await self._attempt(order, prompt, pending, task)
+            outcomes |= await self._attempt(order, prompt, pending, task, attempt)
             pending = [index for index in pending if isinstance(outcomes[index], BaseException)]
             if not pending:
                 break
@@ -128,18 +128,18 @@ class RolloutWorker:
         await writer.add(order, prompt, finished, errors, retries=retries)
 
     async def _attempt(
-        self, order: int, prompt: Prompt, sessions: Sequence[int], task: Assignment
+        self, order: int, prompt: Prompt, sessions: Sequence[int], task: Assignment, attempt: int
     ) -> dict[int, Outcome | BaseException]:
         """Run these sessions and return what each ended with. A failed engine or dataset ends the run."""
         outcomes = await asyncio.gather(
-            *(self._session(order, prompt, index, task) for index in sessions), return_exceptions=True
+            *(self._session(order, prompt, index, task, attempt) for index in sessions), return_exceptions=True
         )
         for outcome in outcomes:
             if isinstance(outcome, (EngineError, DataError, asyncio.CancelledError)):
                 raise outcome
         return dict(zip(sessions, outcomes, strict=True))
 
-    async def _session(self, order: int, prompt: Prompt, index: int, task: Assignment) -> Outcome:
+    async def _session(self, order: int, prompt: Prompt, index: int, task: Assignment, attempt: int = 0) -> Outcome:
         is_greedy = index == task.group_size
         llm = Session(
             self.engine,
@@ -148,6 +148,7 @@ class RolloutWorker:
             order=(order, index),
             chat_template=self.chat,
             max_context_tokens=self.spec.engine.max_context_tokens,
+            attempt=attempt,
         )
         try:
             trajectories = await self.loop.run(prompt, llm)

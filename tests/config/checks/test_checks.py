@@ -174,6 +174,22 @@ def test_rounds_of_new_prompts_bound_filtering_and_refilling_alike() -> None:
     assert codes("algorithm.filter_max_rounds=2", "rollout.on_incomplete_group=refill") == []
 
 
+def test_a_policy_for_short_batches_needs_rounds_of_new_prompts() -> None:
+    assert codes("rollout.on_short_batch=error") == ["E303"]
+    assert codes("rollout.on_short_batch=error", "rollout.on_incomplete_group=refill") == []
+
+
+def test_credit_finer_than_a_session_needs_an_agent_and_turns_their_estimator() -> None:
+    agent = ("rollout.agent=mine.py:Loop", "rollout.max_trajectories=2")
+    assert codes("algorithm.credit=turn") == ["E303"]
+    assert codes(*agent, "algorithm.credit=trajectory") == []
+    assert codes(*agent, "algorithm.turn_gamma=0.5") == ["E303"]
+    assert codes(*agent, "algorithm.credit=turn", "algorithm.turn_gamma=0.5") == []
+    assert codes(*agent, "algorithm.advantage=gigpo", "algorithm.turn_gamma=0.5", "algorithm.gigpo_weight=2.0") == []
+    assert codes(*agent, "algorithm.gigpo_weight=2.0") == ["E303"]
+    assert codes(*agent, "algorithm.advantage=gigpo", "algorithm.credit=turn") == ["E303"]
+
+
 def test_a_kl_without_weight_has_no_effect_and_needs_no_reference() -> None:
     assert codes("algorithm.kl_loss=k3") == ["W306"]
     assert codes("algorithm.kl_reward=k1") == ["W306"]

@@ -106,6 +106,7 @@ class TeacherWorker:
         self.engine: RolloutEngine = plugins.load("rollout", spec.backend)(spec.engine)
         self.cache = ScoreCache(spec.cache_path or "unused", spec.cache_bytes if spec.cache_path else 0)
         self._starting = asyncio.Lock()
+        self._is_logging = False
         self._fingerprint: str | None = None
         self._identity = ""  # the fingerprint, or what stands for it where the files are elsewhere
 
@@ -174,8 +175,9 @@ class TeacherWorker:
 
     def _log_to_file(self) -> None:
         """Write this process's log lines into the replica's file, where an engine's server writes its own."""
-        if not self.spec.engine.log_dir:
+        if not self.spec.engine.log_dir or self._is_logging:
             return
+        self._is_logging = True
         path = Path(self.spec.engine.log_dir) / f"{self.spec.engine.name}.log"
         path.parent.mkdir(parents=True, exist_ok=True)
         handler = logging.FileHandler(path, mode="a")
