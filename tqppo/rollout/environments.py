@@ -6,8 +6,9 @@ The loop `environment` plays sessions in them. `skyrl:NAME` is one of the packag
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import cast
 
 from tqppo import plugins
@@ -102,23 +103,17 @@ class SkyrlEnvironment(Environment):
             self.inner.close()
 
 
-def check_environment(name: str) -> None:
-    """Raise ConfigError unless there is such an environment."""
+def find_environment(name: str) -> Callable[..., Environment]:
+    """What makes an environment from its arguments, once per session; ConfigError if there is none of this name."""
     if name.startswith(SKYRL):
         _check_skyrl(name.removeprefix(SKYRL))
-        return
+        return partial(SkyrlEnvironment, name.removeprefix(SKYRL))
     if ":" not in name:
         raise ConfigError(f"rollout.agent_args.environment {name!r} is none of skyrl:NAME, module:Class, file.py:Class")
     found = _imported(name)
     if not isinstance(found, type) or not callable(getattr(found, "step", None)):
         raise ConfigError(f"rollout.agent_args.environment {name!r} is no class with a method `step(action)`")
-
-
-def make_environment(name: str, args: Mapping[str, object]) -> Environment:
-    """A new environment, for one session."""
-    if name.startswith(SKYRL):
-        return SkyrlEnvironment(name.removeprefix(SKYRL), **args)
-    return cast("type[Environment]", _imported(name))(**args)
+    return cast("type[Environment]", found)
 
 
 def _imported(name: str) -> object:

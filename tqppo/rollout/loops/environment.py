@@ -13,7 +13,7 @@ from tqppo.data.dataset import Message
 from tqppo.data.prompts import Prompt
 from tqppo.errors import ConfigError
 from tqppo.rollout.chat import Conversation
-from tqppo.rollout.environments import Environment, Observation, Step, check_environment, make_environment
+from tqppo.rollout.environments import Environment, Observation, Step, find_environment
 from tqppo.rollout.loops.base import AgentLoop
 from tqppo.rollout.session import Session
 from tqppo.rollout.template import ChatTemplate
@@ -46,10 +46,11 @@ class EnvironmentLoop(AgentLoop):
             value = args.get(name, 1)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ConfigError(f"rollout.agent_args.{name} = {value!r} should be a number from 1")
-        check_environment(str(args["environment"]))
+        find_environment(str(args["environment"]))
 
     async def start(self, chat: ChatTemplate) -> None:
         self.chat = chat.with_options(self.template_args)
+        self.make = find_environment(self.environment)
         self.threads = ThreadPoolExecutor(self.workers, thread_name_prefix="environments")
 
     async def close(self) -> None:
@@ -57,7 +58,7 @@ class EnvironmentLoop(AgentLoop):
             self.threads.shutdown(wait=False, cancel_futures=True)
 
     async def run(self, prompt: Prompt, llm: Session) -> list[Trajectory]:
-        environment = make_environment(self.environment, self.args)
+        environment = self.make(**self.args)
         try:
             return await self._play(environment, prompt, llm)
         finally:
