@@ -16,23 +16,27 @@ TASKS: dict[str, dict[str, int | str]] = {  # task → its arguments with their 
     "arithmetic": {"terms": 3, "largest": 9, "operators": "+-*"},
     "count": {"length": 8, "letters": "abc"},
     "maximum": {"numbers": 3, "digits": 2},
+    "lookup": {},
 }
 REWARDS = ("task", "exact_match", "partial_match", "contains", "gsm8k", "matches", "math", "gym")
-AGENTS = ("single_turn", "tools", "rewrite")
+AGENTS = ("single_turn", "tools", "rewrite", "environment")
+_TOOLS = (
+    "tools",
+    "parser",
+    "max_turns",
+    "max_calls",
+    "timeout_s",
+    "workers",
+    "max_output_chars",
+    "memory_gb",
+    "on_tool_error",
+    "answer",
+    "template_args",
+)
 AGENT_ARGUMENTS = {  # agent loop → what `rollout.agent_args` may hold
-    "tools": (
-        "tools",
-        "parser",
-        "max_turns",
-        "max_calls",
-        "timeout_s",
-        "workers",
-        "max_output_chars",
-        "memory_gb",
-        "on_tool_error",
-        "answer",
-        "template_args",
-    ),
+    "tools": _TOOLS,
+    "rewrite": (*_TOOLS, "how", "keep_turns", "above_tokens", "question"),
+    "environment": ("environment", "args", "max_turns", "timeout_s", "workers", "role", "template_args"),
 }
 DATA_FILES = (".jsonl", ".ndjson", ".parquet")
 

@@ -14,7 +14,7 @@ from tqppo.doctor.probe import probe
 from tqppo.errors import EngineError
 from tqppo.protocols import Scores
 from tqppo.tiny.model import byte_tokenizer
-from tqppo.tiny.teachers import TaskRows
+from tqppo.tiny.teachers import TaskSplit
 
 SMALL = ("warm_start.steps=0", "model.hidden_size=32", "model.num_layers=1", "storage.budget_gb=0.01")
 OWN_PROMPT = 'teachers.self.prompt="{prompt} is {answer}"'
@@ -71,7 +71,7 @@ def test_a_task_teacher_is_taken_from_the_cache(tmp_path: Path, monkeypatch: pyt
     config = config_of("teachers.t.path=task:sort")
     asked: list[str] = []
 
-    def make(task: str, recipe: object, rows: TaskRows, folder: Path, report: object) -> str:
+    def make(task: str, recipe: object, rows: TaskSplit, folder: Path, report: object) -> str:
         asked.append(f"{task} in {folder}")
         return str(tmp_path)
 

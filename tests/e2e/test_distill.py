@@ -48,6 +48,7 @@ def test_a_killed_run_resumes_with_the_same_bytes_and_asks_no_teacher_twice(cli:
     assert last["val-core/distillation/reverse_kl/mean"] < first["val-core/distillation/reverse_kl/mean"]
 
 
+@pytest.mark.long
 def test_a_resume_with_another_teacher_is_refused(cli: Cli, tmp_path: Path) -> None:
     write_tiny_model(tmp_path / "teacher", seed=1)
     settings = [f'teachers.one.path="{tmp_path / "teacher"}"', "run.max_steps=1"]
@@ -60,13 +61,22 @@ def test_a_resume_with_another_teacher_is_refused(cli: Cli, tmp_path: Path) -> N
     assert "other teachers than those of the checkpoint: one" in output
 
 
-def test_a_teacher_killed_in_mid_run_ends_it_with_its_name_and_log(cli: Cli) -> None:
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("sent", "reason"), [(signal.SIGKILL, "its process died"), (signal.SIGSTOP, "no answer within 10 s")]
+)
+def test_a_teacher_killed_or_stopped_in_mid_run_ends_it_with_its_name_and_log(
+    cli: Cli, sent: signal.Signals, reason: str
+) -> None:
     settings = ["teachers.one.max_restarts=0", "run.max_steps=500", "checkpoint.interval=0"]
-    process = cli.start(*cli.train_arguments("killed", "distill", *settings))
-    wait_until(lambda: len(lines(cli, "killed")) >= 2 or process.poll() is not None, "a step", timeout_s=400)
-    (teacher,) = [each for each in family(process) if "TeacherWorker" in " ".join(each.cmdline())]  # Ray's title
-    os.kill(teacher.pid, signal.SIGKILL)
+    settings += ["distillation.timeout_s=10", "checkpoint.export=false"]
+    process = cli.start(*cli.train_arguments("taught", "distill", *settings))
+    wait_until(lambda: len(lines(cli, "taught")) >= 2 or process.poll() is not None, "a step", timeout_s=400)
+    started = family(process)
+    (teacher,) = [each for each in started if "TeacherWorker" in " ".join(each.cmdline())]  # Ray's title
+    os.kill(teacher.pid, sent)
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 1, output
-    assert "teacher one, replica 0: its process died" in output
+    assert f"teacher one, replica 0: {reason}" in output
     assert "teacher-one-0.log" in output
+    wait_until(lambda: not living(started), lambda: f"these to end: {living(started)}", timeout_s=60)

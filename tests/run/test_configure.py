@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,62 @@ def test_the_estimator_gets_the_algorithm_and_the_limits() -> None:
     assert (spec.advantage, spec.correction, spec.correction_cap) == ("grpo", "icepop", 5.0)
     assert spec.max_response_tokens == 28
     assert spec.features.has_correction_weights
+
+
+TAUGHT = (
+    *("mode=distill", 'data.train=["task:sort", "task:reverse"]', "teachers.a.path=big", 'teachers.a.match=["sort"]'),
+    *(
+        "teachers.b.path=student",
+        'teachers.b.match=["reverse"]',
+        'teachers.b.prompt="{prompt} {answer}"',
+        "teachers.b.replicas=3",
+    ),
+)
+TAUGHT_PATHS = replace(PATHS, teachers={"a": "big", "b": "the-model"}, scores=Path("/run/teachers"))
+
+
+def test_a_teacher_gets_its_own_section_and_no_other() -> None:
+    more = ("distillation.loss=forward_kl_topk", "distillation.top_k=7", "distillation.cache_gb=0.5")
+    more += ("distillation.timeout_s=9", "distillation.retries=1", "teachers.a.max_restarts=5", "run.seed=3")
+    config = config_of(*TAUGHT, *more, "data.max_prompt_tokens=100", "rollout.max_new_tokens=28")
+    a, b = configure.teacher_setups(config, TAUGHT_PATHS, vocabulary=99)
+    assert (a.spec.name, a.spec.engine.model, a.spec.top_k, a.spec.hidden, a.spec.vocabulary) == (
+        "a",
+        "big",
+        7,
+        False,
+        99,
+    )
+    assert (a.spec.cache_path, a.spec.cache_bytes) == ("/run/teachers/a.sqlite", 2**29)
+    assert (a.timeout_s, a.retries, a.spec.engine.request_timeout_s, a.spec.engine.max_restarts) == (9, 1, 9, 5)
+    assert (a.match, a.prompt, a.is_deterministic, a.spec.engine.max_context_tokens) == (("sort",), "", True, 129)
+    assert (b.spec.engine.model, b.prompt) == ("the-model", "{prompt} {answer}")
+    assert [spec.engine.name for spec in b.specs()] == ["teacher-b-0", "teacher-b-1", "teacher-b-2"]
+    assert max(len(pickle.dumps(spec)) for setup in (a, b) for spec in setup.specs()) <= 16 * 1024
+
+
+def test_rows_are_routed_by_their_source_or_by_another_column() -> None:
+    assert configure.teacher_routing(config_of(*TAUGHT)).column == ""
+    settings = ("distillation.batch_rows=4", "distillation.on_teacher_failure=drop", "data.source_key=topic")
+    settings += ("rollout.on_incomplete_group=drop",)
+    routing = configure.teacher_routing(config_of("mode=distill", "teachers.a.path=big", *settings))
+    assert (routing.column, routing.batch_rows, routing.drops_groups) == ("data_source", 4, True)
+
+
+def test_the_student_learns_from_the_teachers_in_the_configs_order() -> None:
+    more = ("distillation.loss=k3", "distillation.loss_max=3", "algorithm.clip_high=0.3")
+    more += ("distillation.update=policy_gradient",)
+    spec = configure.actor_spec(config_of(*TAUGHT, *more), TAUGHT_PATHS, special_ids=(1, 2))
+    assert spec.distill is not None
+    assert [(head.name, head.path) for head in spec.distill.teachers] == [("a", "big"), ("b", "the-model")]
+    assert (spec.distill.loss, spec.distill.loss_max, spec.distill.options.clip_high) == ("k3", 3, 0.3)
+    assert spec.distill.special_ids == (1, 2)
+    unmasked = configure.actor_spec(
+        config_of(*TAUGHT, "distillation.mask_special=false"), TAUGHT_PATHS, special_ids=(1,)
+    )
+    assert unmasked.distill is not None
+    assert unmasked.distill.special_ids == ()
+    assert configure.actor_spec(config_of(), PATHS).distill is None
 
 
 @pytest.mark.parametrize("preset", ["quickstart", "ppo-tiny", "grpo-7b", "ppo-7b"])

@@ -40,3 +40,27 @@ def test_roles_with_devices_of_their_own_ask_for_whole_ones() -> None:
         ("actor", 2, 1.0),
         ("rollout", 2, 1.0),
     ]
+
+
+TEACHERS = (
+    "mode=distill",
+    "teachers.a.path=a",
+    'teachers.a.match=["x"]',
+    "teachers.b.path=b",
+    'teachers.b.match=["y"]',
+)
+
+
+def test_teachers_on_cpus_share_the_cores_with_the_others() -> None:
+    found = demands(config_of(*TEACHERS))
+    assert [demand.role for demand in found] == ["actor", "rollout", "teacher a", "teacher b"]
+    assert sum(demand.processes * demand.cpus for demand in found) == pytest.approx(1.0)
+
+
+def test_teachers_have_gpus_of_their_own_and_attached_ones_need_nothing() -> None:
+    more = ("cluster.gpus_per_node=1", "distillation.gpus_per_node=4", "teachers.a.backend=vllm")
+    more += ("teachers.a.tensor_parallel=2", "teachers.a.replicas=2", "teachers.b.backend=vllm")
+    found = {each.role: each for each in demands(config_of(*TEACHERS, *more, 'teachers.b.endpoints=["http://h:1"]'))}
+    assert (found["teacher a"].processes, found["teacher a"].gpus) == (2, 2.0)
+    assert (found["teacher b"].processes, found["teacher b"].gpus, found["teacher b"].cpus) == (1, 0.0, 0.0)
+    assert found["actor"].gpus == 0.5

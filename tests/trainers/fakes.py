@@ -19,7 +19,7 @@ from tqppo.dataflow import Features, Stage
 from tqppo.protocols import Metrics, WeightSource
 from tqppo.queue.client import Queue
 from tqppo.queue.meta import BatchMeta, Jagged
-from tqppo.rollout.teachers.figures import RolloutReport
+from tqppo.rollout.teachers.figures import RolloutReport, TeacherFigures
 from tqppo.rollout.writer import group_marker
 from tqppo.run import configure
 from tqppo.run.build import start_groups
@@ -111,7 +111,8 @@ class FakeEngines:
             columns["reward"] = torch.arange(float(self.group_size))
             self.queue.put([f"{prompt.uid}_{session}_0" for session in rows], columns, tags=tags)
             self.queue.tag({prompt.uid: group_marker(order, len(tags), [], [])})
-        return RolloutReport()
+        taught = {"t": TeacherFigures(requests=1, rows=len(prompts) * self.group_size)}
+        return RolloutReport(taught if self.features.has_teachers else {})
 
     def _tags(self, uid: str, order: int, session: int) -> dict[str, Any]:
         lengths = {"prompt_len": PROMPT, "response_len": RESPONSE, "seq_len": PROMPT + RESPONSE}

@@ -127,3 +127,4 @@ def test_turns_and_reward_numbers_count_sessions_and_what_tools_did_is_summed() 
     assert found["tool/search/errors"] == 1.0
     assert found["agent/depth/mean"] == 2.0
     assert agent_metrics(tags, num_sessions=2)["agent/turns"] == 2.0
+    assert found["agent/retokenized_tokens"] == 0.0

@@ -72,6 +72,7 @@ def test_a_distillation_step_computes_nothing_that_only_ppo_needs(queue: Queue) 
         *("tokens", "response_mask", "teacher_ids", "teacher_logprobs", "teacher_index"),
     )
     assert metrics["critic/score/mean"] == 0.5
+    assert (metrics["teacher/t/requests"], metrics["teacher/t/rows"]) == (1.0, 4.0)
     assert len(queue.list()) == 0
 
 

@@ -31,6 +31,7 @@ class Row:
     answer: object
     source: str
     extra: dict[str, object] = field(default_factory=dict)
+    shown: tuple[list[Message], str] | None = None  # what a warm start learns instead of the answer
 
 
 class Dataset(Protocol):
@@ -98,7 +99,7 @@ class TaskRows:
 
     def row(self, index: int) -> Row:
         problem = self.task.problem(index, seed=self.seed, held_out=self.held_out)
-        return Row(problem.text, problem.answer, self.task.name, {"reward": self.task.reward})
+        return Row(problem.text, problem.answer, self.task.name, {"reward": self.task.reward}, problem.shown)
 
     def where(self, index: int) -> str:
         return f"task:{self.task.name}[{index}]"

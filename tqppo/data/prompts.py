@@ -80,7 +80,10 @@ Demonstration = tuple[list[Message], str]
 
 
 def demonstrations(spec: DataSpec, *, seed: int, held_out: bool = False) -> Sequence[Demonstration]:
-    """(messages, answer) of each row, for supervised training; rows are read when they are used."""
+    """(messages, answer) of each row, or what its task shows instead, for supervised training.
+
+    Rows are read when they are used.
+    """
     return _Demonstrations(spec, spec.rows(seed=seed, held_out=held_out))
 
 
@@ -102,7 +105,7 @@ class _Demonstrations(Sequence[Demonstration]):
         if not 0 <= index < len(self.rows):
             raise IndexError(index)
         row = self.rows.row(index)
-        return self.spec.messages(row), str(row.answer)
+        return row.shown or (self.spec.messages(row), str(row.answer))
 
 
 class PromptSet:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from tqppo import builtin
+from tqppo.data import lookup as codes
 from tqppo.errors import DataError
 
 HELD_OUT_SHARE = 0.2
@@ -20,11 +21,15 @@ MAX_DRAWS = 1000  # a part of the split that needs more draws than this counts a
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A question, its only right answer, and a text that all rewordings of the problem share."""
+    """A question, its only right answer, and a text that all rewordings of the problem share.
+
+    `shown` is what a warm start learns from it: messages, and what the assistant says next. None: the answer itself.
+    """
 
     text: str
     answer: str
     canonical: str
+    shown: codes.Demonstration | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +123,16 @@ def maximum(*, numbers: int, digits: int) -> Callable[[random.Random], Problem]:
     return draw
 
 
+def lookup() -> Callable[[random.Random], Problem]:
+    """`kxq` → `=42`, which only the tool `tqppo.data.lookup:f` knows."""
+
+    def draw(rng: random.Random) -> Problem:
+        code = codes.random_code(rng)
+        return Problem(code, codes.answer_of(code), code, codes.demonstration(code, rng))
+
+    return draw
+
+
 def evaluate(numbers: list[int], signs: list[str]) -> int:
     """The value of a chain of +, − and × with the usual precedence."""
     total, product = 0, numbers[0]
@@ -136,6 +151,7 @@ TASKS: dict[str, Callable[..., Callable[[random.Random], Problem]]] = {
     "arithmetic": arithmetic,
     "count": count,
     "maximum": maximum,
+    "lookup": lookup,
 }
 REWARDS = {False: "exact_match", True: "partial_match"}
 

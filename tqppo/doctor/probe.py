@@ -130,8 +130,7 @@ def _agent(context: Context) -> Iterator[Diagnostic]:
     from tqppo.rollout.loops.base import check_loop
 
     rollout = context.config.rollout
-    if rollout.agent != "rewrite":
-        check_loop(rollout.agent, rollout.agent_args)
+    check_loop(rollout.agent, rollout.agent_args)
     yield from ()
 
 

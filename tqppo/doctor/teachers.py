@@ -20,7 +20,7 @@ from tqppo.config import facts
 from tqppo.config.sections import Config
 from tqppo.data.prompts import DataSpec, Prompt
 from tqppo.data.prompts import load as load_prompts
-from tqppo.doctor.logprobs import engine_spec, prepare_model
+from tqppo.doctor.logprobs import engine_spec, hide_progress_bars, prepare_model
 from tqppo.errors import EngineError
 from tqppo.protocols import Completion, EngineSpec, Request, RolloutEngine, Scores
 from tqppo.rollout.teachers.privileged import own_prompt
@@ -39,7 +39,7 @@ AGREEMENT = 1e-3  # between two scores of the same tokens by one engine, in nats
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class StudentAnswer:
     """A prompt, and what the student answered."""
 
     prompt: Prompt
@@ -65,6 +65,7 @@ class TeacherTrial:
 
 def try_teachers(config: Config, tokenizer: PreTrainedTokenizerBase) -> Iterator[TeacherTrial]:
     """Each teacher's trial. Raises a `TqppoError` for an engine that does not start or does not score."""
+    hide_progress_bars()
     chosen = {name: prompts_of(config, tokenizer, name) for name in config.teachers}
     with tempfile.TemporaryDirectory(prefix="tqppo-probe-") as folder:
         student = prepare_model(config, Path(folder) / "model")
@@ -73,7 +74,7 @@ def try_teachers(config: Config, tokenizer: PreTrainedTokenizerBase) -> Iterator
         answers = iter(asyncio.run(_sample(config, engine, asked)))
         for name, prompts in chosen.items():
             spec = teacher_engine(config, name, student, Path(folder) / "logs")
-            mine = [Answer(prompt, next(answers)) for prompt in prompts]
+            mine = [StudentAnswer(prompt, next(answers)) for prompt in prompts]
             if mine:
                 yield asyncio.run(_trial(config, name, spec, mine, tokenizer))
 
@@ -128,7 +129,7 @@ async def _sample(config: Config, spec: EngineSpec, prompts: Sequence[Prompt]) -
 
 
 async def _trial(
-    config: Config, name: str, spec: EngineSpec, answers: Sequence[Answer], tokenizer: PreTrainedTokenizerBase
+    config: Config, name: str, spec: EngineSpec, answers: Sequence[StudentAnswer], tokenizer: PreTrainedTokenizerBase
 ) -> TeacherTrial:
     features, template = facts.features(config), config.teachers[name].prompt
     engine: RolloutEngine = plugins.load("rollout", config.teachers[name].backend)(spec)

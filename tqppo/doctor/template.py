@@ -76,12 +76,12 @@ class Play:
 
 def load_chat(model: str) -> ChatTemplate:
     """The chat template of a folder with a tokenizer, of a hub name, or of the tiny model."""
-    from transformers import AutoTokenizer
-
     if model == "tiny":
         from tqppo.tiny.model import byte_tokenizer
 
         return ChatTemplate(cast(Tokenizer, byte_tokenizer()))
+    from transformers import AutoTokenizer
+
     try:
         chat = ChatTemplate(cast(Tokenizer, AutoTokenizer.from_pretrained(model)))
     except (OSError, ValueError) as error:

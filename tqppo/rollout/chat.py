@@ -174,6 +174,13 @@ class Conversation:
             self._current.forget(before.num_tokens, before.text)
         self._waiting += messages
 
+    def restart(self, messages: Sequence[Message]) -> None:
+        """End the trajectory; begin one whose prompt is these messages, such as a shorter history."""
+        ended, text = self._current.trajectory(), self._render(messages)
+        self._finished += [] if ended is None else [ended]
+        self._current = _Sequence(self._encode_history(text), text)
+        self.messages, self._waiting, self._turn, self._unsettled = list(messages), [], None, None
+
     def text_of(self, completion: Completion) -> str:
         """What a completion says, without the token that ended it. Special tokens within it are kept."""
         return self._split(completion)[0]

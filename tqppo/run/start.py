@@ -16,7 +16,7 @@ from tqppo.config.diagnostics import render_text
 from tqppo.config.sections import Config
 from tqppo.config.show.export import flat, origins_json, resolved_toml
 from tqppo.display.display import Display
-from tqppo.errors import CheckpointError, ConfigError, PreflightError, TqppoError
+from tqppo.errors import CheckpointError, ConfigError, TqppoError
 from tqppo.metrics import trackers
 from tqppo.rollout.loops.base import check_loop
 from tqppo.run.attempt import Attempt
@@ -49,7 +49,6 @@ def train(compilation: Compilation, *, verbosity: int = 0) -> int:
     """A new run. Returns the exit code."""
     config = compilation.config
     assert config is not None, "only a config that compiles is trained"
-    refuse_what_is_not_there(config, compilation.name)
     check_loop(config.rollout.agent, config.rollout.agent_args)
     trackers.check(config.logging.trackers)
     folder = new_run(Path(config.run.dir), config.run.name, preset=compilation.name, model=config.model.path)
@@ -105,15 +104,6 @@ def _go_on(config: Config, folder: RunFolder, found: Checkpoint, lock: RunLock, 
         )
         return 0
     return Attempt(config, folder, found, lock, verbosity).run()
-
-
-def refuse_what_is_not_there(config: Config, name: str) -> None:
-    """Modes and agent loops whose trainer is not part of this version, by name."""
-    if config.rollout.agent == "rewrite":
-        raise PreflightError(
-            f"{name}: the agent loop {config.rollout.agent!r} is not there yet; "
-            "use single_turn, tools, or your own loop as module:Class"
-        )
 
 
 def resumed_config(folder: RunFolder, overrides: list[str]) -> Config:

@@ -24,7 +24,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tqppo.errors import PreflightError
-from tqppo.tiny.model import byte_tokenizer, write_tiny_model
+from tqppo.tiny.model import byte_tokenizer, save, write_tiny_model
 from tqppo.tiny.warm_start import IGNORED, Demonstrations, batch, quiet_on_one_thread
 
 MARKER = "tqppo_teacher.json"  # written last: a folder without it is not a finished teacher
@@ -140,7 +140,7 @@ def _make(
             steps = _train(model, recipe, training, report)
             accuracy = held_out_accuracy(model, held_out)
             _refuse_poor(str(made_from["task"]), recipe, accuracy, steps)
-            model.save_pretrained(work)
+            save(model, work)
         marker = {"made_from": made_from, "steps": steps, "accuracy": accuracy}
         (work / MARKER).write_text(json.dumps(marker, indent=1))
         work.rename(place)

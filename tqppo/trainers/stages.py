@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from math import fsum
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Protocol
@@ -291,11 +292,15 @@ def tag_metrics(tags: Sequence[Mapping[str, Any]]) -> Metrics:
 
 def agent_metrics(tags: Sequence[Mapping[str, Any]], *, num_sessions: int) -> Metrics:
     """Turns per session over its trajectories, the sums of sessions' counters, the means of trajectories' numbers."""
-    found = {"agent/turns": sum(tag["turns"] for tag in tags) / num_sessions, "agent/retokenized_tokens": 0.0}
+    turns = sum(tag["turns"] for tag in tags) / num_sessions
+    sums: dict[str, list[float]] = {"agent/retokenized_tokens": []}
     means: dict[str, list[float]] = {}
     for tag in tags:
         for name, value in tag.get("counts", {}).items():
-            found[name] = found.get(name, 0.0) + value
+            sums.setdefault(name, []).append(value)
         for name, value in tag.get("metrics", {}).items():
             means.setdefault(name, []).append(value)
-    return found | {f"agent/{name}/mean": sum(values) / len(values) for name, values in means.items()}
+    totals = {name: fsum(values) for name, values in sums.items()}
+    return {"agent/turns": turns, **totals} | {
+        f"agent/{name}/mean": fsum(values) / len(values) for name, values in means.items()
+    }

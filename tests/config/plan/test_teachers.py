@@ -50,6 +50,8 @@ def test_hidden_states_fill_the_storage_by_the_width_of_the_widest_teacher() -> 
     assert plan.distillation.bytes_per_token == {"teacher_hidden": 2 * 5120}
     storage = next(role for role in plan.roles if role.name == "storage")
     assert storage.memory[0].num_bytes > plan.rows * plan.tokens * 2 * 5120
+    actor = next(role for role in plan.roles if role.name == "actor")
+    assert actor.memory[-1].num_bytes == 2 * (152_064 * 5120 + 152_064 * 5120)  # the teachers' output layers
 
 
 def test_a_privileged_prompt_and_the_whole_data_are_shown() -> None:

@@ -108,6 +108,17 @@ def test_the_oldest_entries_go_first_and_the_file_stays_small(tmp_path: Path) ->
     assert path.stat().st_size < 13 * size
 
 
+def test_without_a_place_to_write_a_teacher_does_without_its_cache(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "a.sqlite").mkdir()  # where the file should be
+    with caplog.at_level(logging.WARNING):
+        cache = opened(tmp_path / "a.sqlite")
+    assert "scores are not kept" in caplog.text
+    cache.put(b"key", arrays())
+    assert cache.get(b"key") is None
+
+
 def test_with_no_room_nothing_is_kept_and_no_file_made(tmp_path: Path) -> None:
     cache = opened(tmp_path / "a.sqlite", max_bytes=0)
     cache.put(b"key", arrays())

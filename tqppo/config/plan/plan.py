@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tqppo import columns
@@ -11,7 +11,13 @@ from tqppo.config import facts
 from tqppo.config.facts import context_tokens, model_shape, required_multiple, rows_per_step
 from tqppo.config.plan.memory import BYTES, MemoryPart, Training, engine_memory, size, training_memory
 from tqppo.config.plan.shapes import ModelShape, shape_of
-from tqppo.config.plan.teachers import PlannedDistillation, hidden_width, planned_distillation, teacher_devices
+from tqppo.config.plan.teachers import (
+    PlannedDistillation,
+    hidden_width,
+    output_layers,
+    planned_distillation,
+    teacher_devices,
+)
 
 if TYPE_CHECKING:
     from tqppo.config.compilation import Compilation
@@ -109,7 +115,8 @@ def _roles(config: Config, shape: ModelShape | None) -> Iterator[PlannedRole]:
     dtype = facts.compute_dtype(config)
     yield _engine_role(config, shape, dtype)
     for role, ranks in facts.worker_roles(config).items():
-        yield _worker_role(config, role, ranks, shape, dtype)
+        planned = _worker_role(config, role, ranks, shape, dtype)
+        yield replace(planned, memory=[*planned.memory, *(output_layers(config) if role == "actor" else [])])
     yield from _teacher_roles(config, dtype)
     yield _storage_role(config)
 

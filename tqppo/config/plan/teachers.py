@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tqppo.config import facts
-from tqppo.config.plan.memory import BYTES
+from tqppo.config.plan.memory import BYTES, MemoryPart
 from tqppo.config.sections import Config
 
 
@@ -90,3 +90,14 @@ def hidden_width(config: Config) -> int:
     """The width of the column of hidden states: that of the widest teacher. 0: not known."""
     shapes = [facts.teacher_shape(config, name) for name in config.teachers]
     return max((shape.hidden for shape in shapes if shape is not None), default=0)
+
+
+def output_layers(config: Config) -> list[MemoryPart]:
+    """What a rank of the student holds of its teachers: their output layers, which turn hidden states into logits."""
+    if not facts.features(config).teacher_hidden:
+        return []
+    shapes = [facts.teacher_shape(config, name) for name in config.teachers]
+    sizes = [shape.vocabulary * shape.hidden for shape in shapes if shape is not None]
+    item = BYTES[facts.compute_dtype(config)]
+    formula = f"b·Σ V·h of each teacher = {item} × {sum(sizes):,}"
+    return [MemoryPart("teachers' outputs", item * sum(sizes), formula)]

@@ -22,6 +22,8 @@ __all__ = ["AgentLoop", "RunsSessions", "Session", "Trajectory", "check_loop", "
 BUILT_IN = {
     "single_turn": "tqppo.rollout.loops.single_turn:SingleTurn",
     "tools": "tqppo.rollout.loops.tools:ToolLoop",
+    "rewrite": "tqppo.rollout.loops.rewrite:RewriteLoop",
+    "environment": "tqppo.rollout.loops.environment:EnvironmentLoop",
 }
 
 

@@ -82,6 +82,8 @@ class ToolLoop(AgentLoop):
         self._count_nothing(llm)
         reading, is_full, num_good = Reading(""), False, 0
         for turn in range(self.max_turns):
+            if turn:
+                await self.before_turn(talk, llm)
             context = talk.context()
             is_full = turn > 0 and not llm.room(len(context))
             if is_full:
@@ -98,6 +100,9 @@ class ToolLoop(AgentLoop):
             talk.add_messages(self._messages(reading, results))
         llm.count("agent/forks", talk.num_forks)
         return self._finished(talk, reading, is_full=is_full, used_tools=num_good > 0)
+
+    async def before_turn(self, talk: Conversation, llm: Session) -> None:
+        """Called between turns, when the results of the last one are in the conversation. A subclass may rewrite it."""
 
     def _read(self, text: str, turn: int) -> Reading:
         """The calls of a turn, each with an id; those beyond the limit are errors."""

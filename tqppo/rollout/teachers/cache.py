@@ -48,8 +48,7 @@ class ScoreCache:
         try:
             self._connect()
         except sqlite3.OperationalError as error:
-            log.warning("%s cannot be used, so scores are not kept: %s", self.path, error)
-            self.close()
+            self._do_without(error)
         except sqlite3.DatabaseError as error:
             self._remake(error)
 
@@ -92,7 +91,14 @@ class ScoreCache:
         self.close()
         for path in (self.path, self.path.with_name(f"{self.path.name}-journal")):
             path.unlink(missing_ok=True)
-        self._connect()
+        try:
+            self._connect()
+        except sqlite3.Error as again:
+            self._do_without(again)
+
+    def _do_without(self, error: sqlite3.Error) -> None:
+        log.warning("%s cannot be used, so scores are not kept: %s", self.path, error)
+        self.close()
 
     def _safely(self, work: Callable[[sqlite3.Connection], T]) -> T | None:
         """The result of `work`, or None if there is no cache or the file cannot be used right now."""

@@ -79,14 +79,14 @@ class ScoredRows:
 
 
 @dataclass(frozen=True, slots=True)
-class Sequences:
+class TeacherSequences:
     """Tokens to score, each from its first response token on: row `start` is about that token."""
 
     tokens: list[list[int]]
     starts: list[int]
 
-    def take(self, places: Sequence[int]) -> Sequences:
-        return Sequences([self.tokens[i] for i in places], [self.starts[i] for i in places])
+    def take(self, places: Sequence[int]) -> TeacherSequences:
+        return TeacherSequences([self.tokens[i] for i in places], [self.starts[i] for i in places])
 
     @property
     def lengths(self) -> list[int]:
@@ -106,6 +106,7 @@ class TeacherWorker:
         self.engine: RolloutEngine = plugins.load("rollout", spec.backend)(spec.engine)
         self.cache = ScoreCache(spec.cache_path or "unused", spec.cache_bytes if spec.cache_path else 0)
         self._starting = asyncio.Lock()
+        self._is_logging = False
         self._fingerprint: str | None = None
         self._identity = ""  # the fingerprint, or what stands for it where the files are elsewhere
 
@@ -174,8 +175,9 @@ class TeacherWorker:
 
     def _log_to_file(self) -> None:
         """Write this process's log lines into the replica's file, where an engine's server writes its own."""
-        if not self.spec.engine.log_dir:
+        if not self.spec.engine.log_dir or self._is_logging:
             return
+        self._is_logging = True
         path = Path(self.spec.engine.log_dir) / f"{self.spec.engine.name}.log"
         path.parent.mkdir(parents=True, exist_ok=True)
         handler = logging.FileHandler(path, mode="a")
@@ -186,7 +188,7 @@ class TeacherWorker:
 
     # -- scores --------------------------------------------------------------------------------------------------------
 
-    async def _answers(self, sequences: Sequences, width: int) -> tuple[Answers, ScoredRows]:
+    async def _answers(self, sequences: TeacherSequences, width: int) -> tuple[Answers, ScoredRows]:
         """What the teacher says of each response token, from the cache where possible.
 
         The scores of a deterministic engine are the same bytes for the same batch, so a batch is cached whole: parts
@@ -202,7 +204,7 @@ class TeacherWorker:
         found = [self.cache.get(key) for key in keys]
         missing = [number for number, answer in enumerate(found) if answer is None]
         if missing:
-            asked = Sequences(
+            asked = TeacherSequences(
                 [tokens for number in missing for tokens in parts[number].tokens],
                 [start for number in missing for start in parts[number].starts],
             )
@@ -223,7 +225,7 @@ class TeacherWorker:
         ids = {"teacher_ids": np.zeros((0, self.spec.top_k), np.int32)} if self.spec.top_k else {}
         return {**ids, "teacher_logprobs": logprobs}
 
-    async def _asked(self, sequences: Sequences) -> list[Answers]:
+    async def _asked(self, sequences: TeacherSequences) -> list[Answers]:
         scores = await self.engine.score_many(
             sequences.tokens, self.spec.top_k, starts=sequences.starts, hidden=self.spec.hidden
         )
@@ -262,14 +264,14 @@ def probe_tokens(spec: TeacherSpec) -> list[int]:
     return [(7 * i * i + 3 * i + 1) % spec.vocabulary for i in range(length)]
 
 
-def teachers_view(rows: list[list[int]], call: RowsToScore) -> Sequences:
+def teachers_view(rows: list[list[int]], call: RowsToScore) -> TeacherSequences:
     """The sequences as the teacher reads them: the rows, or its own prompt and the student's response."""
     if not call.own_prompts:
-        return Sequences(rows, [length - 1 for length in call.prompt_lengths])
+        return TeacherSequences(rows, [length - 1 for length in call.prompt_lengths])
     tokens = [
         [*own, *row[length:]] for own, row, length in zip(call.own_prompts, rows, call.prompt_lengths, strict=True)
     ]
-    return Sequences(tokens, [len(own) - 1 for own in call.own_prompts])
+    return TeacherSequences(tokens, [len(own) - 1 for own in call.own_prompts])
 
 
 def joined(answers: Sequence[Answers]) -> Answers:
