@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tqppo.queue.meta import BatchMeta, Jagged
     from tqppo.queue.storage import Storage, StorageSpec
     from tqppo.rollout.chat import Conversation
+    from tqppo.rollout.environments import Environment, Step
     from tqppo.rollout.loops.base import AgentLoop
     from tqppo.rollout.session import Session
     from tqppo.rollout.trajectory import Trajectory
@@ -39,6 +40,7 @@ _HOMES = {
     "queue.meta": ("BatchMeta", "Jagged"),
     "queue.storage": ("Storage", "StorageSpec"),
     "rollout.chat": ("Conversation",),
+    "rollout.environments": ("Environment", "Step"),
     "rollout.loops.base": ("AgentLoop",),
     "rollout.session": ("Session",),
     "rollout.trajectory": ("Trajectory",),
@@ -55,6 +57,7 @@ __all__ = [
     "Completion",
     "Conversation",
     "EngineSpec",
+    "Environment",
     "Features",
     "Jagged",
     "Kind",
@@ -67,6 +70,7 @@ __all__ = [
     "Session",
     "Stage",
     "Stages",
+    "Step",
     "Storage",
     "StorageSpec",
     "TqppoError",

@@ -19,7 +19,7 @@ TASKS: dict[str, dict[str, int | str]] = {  # task → its arguments with their 
     "lookup": {},
 }
 REWARDS = ("task", "exact_match", "partial_match", "contains", "gsm8k", "matches", "math", "gym")
-AGENTS = ("single_turn", "tools", "rewrite")
+AGENTS = ("single_turn", "tools", "rewrite", "environment")
 _TOOLS = (
     "tools",
     "parser",
@@ -36,6 +36,7 @@ _TOOLS = (
 AGENT_ARGUMENTS = {  # agent loop → what `rollout.agent_args` may hold
     "tools": _TOOLS,
     "rewrite": (*_TOOLS, "how", "keep_turns", "above_tokens", "question"),
+    "environment": ("environment", "args", "max_turns", "timeout_s", "workers", "role", "template_args"),
 }
 DATA_FILES = (".jsonl", ".ndjson", ".parquet")
 

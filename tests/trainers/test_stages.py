@@ -72,8 +72,8 @@ def test_a_batch_without_trajectories_is_never_filled_with_padding(queue: Queue)
 class RichEngines(FakeEngines):
     """Rows as of a model that sees images and routes tokens to experts."""
 
-    def generate(self, prompts: Sequence[tuple[int, Prompt]], task: Any) -> None:
-        super().generate(prompts, task)
+    def generate(self, prompts: Sequence[tuple[int, Prompt]], task: Any) -> Any:
+        report = super().generate(prompts, task)
         rows = self.queue.list(where={"is_prompt": None})
         length = PROMPT + RESPONSE
         columns = {
@@ -82,6 +82,7 @@ class RichEngines(FakeEngines):
             "step_patches": [torch.ones(i % 3, PATCH) for i, _ in enumerate(rows.keys)],
         }
         self.queue.put(rows, columns)
+        return report
 
 
 def test_columns_of_images_and_experts_pass_through_a_whole_step(queue: Queue) -> None:

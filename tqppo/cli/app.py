@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 
 from tqppo import space
 from tqppo.cli import (
+    agent,
     backends,
     completion,
     config,
@@ -128,3 +129,4 @@ app.add_typer(config.app, name="config")
 app.add_typer(backends.app, name="backends")
 app.add_typer(doctor.app, name="doctor")
 app.add_typer(template.app, name="template")
+app.add_typer(agent.app, name="agent")

@@ -26,8 +26,7 @@ from tqppo.tiny.prepare import make_tiny_model
 
 def measure(config: Config, *, num_prompts: int, announce: Callable[[str], None] = lambda what: None) -> Mismatch:
     """Sample one completion for each of the first prompts, without top-k and top-p, and compare."""
-    disable_bars: Callable[[], None] = logging.disable_progress_bar
-    disable_bars()
+    hide_progress_bars()
     announce("making the model" if config.model.path == "tiny" else "finding the model")
     with tempfile.TemporaryDirectory(prefix="tqppo-doctor-") as folder:
         model = prepare_model(config, Path(folder) / "model")
@@ -48,6 +47,12 @@ def measure(config: Config, *, num_prompts: int, announce: Callable[[str], None]
         tokens=[completion.tokens for completion in completions],
         decode=lambda ids: str(tokenizer.decode(ids)),
     )
+
+
+def hide_progress_bars() -> None:
+    """Loading a model draws no bars between the lines of a report."""
+    hide: Callable[[], None] = logging.disable_progress_bar
+    hide()
 
 
 def prepare_model(config: Config, folder: Path) -> str:

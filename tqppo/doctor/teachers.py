@@ -20,7 +20,7 @@ from tqppo.config import facts
 from tqppo.config.sections import Config
 from tqppo.data.prompts import DataSpec, Prompt
 from tqppo.data.prompts import load as load_prompts
-from tqppo.doctor.logprobs import engine_spec, prepare_model
+from tqppo.doctor.logprobs import engine_spec, hide_progress_bars, prepare_model
 from tqppo.errors import EngineError
 from tqppo.protocols import Completion, EngineSpec, Request, RolloutEngine, Scores
 from tqppo.rollout.teachers.privileged import own_prompt
@@ -65,6 +65,7 @@ class TeacherTrial:
 
 def try_teachers(config: Config, tokenizer: PreTrainedTokenizerBase) -> Iterator[TeacherTrial]:
     """Each teacher's trial. Raises a `TqppoError` for an engine that does not start or does not score."""
+    hide_progress_bars()
     chosen = {name: prompts_of(config, tokenizer, name) for name in config.teachers}
     with tempfile.TemporaryDirectory(prefix="tqppo-probe-") as folder:
         student = prepare_model(config, Path(folder) / "model")

@@ -28,14 +28,17 @@ from tqppo.tiny.model import byte_tokenizer, save, write_tiny_model
 from tqppo.tiny.warm_start import IGNORED, Demonstrations, batch, quiet_on_one_thread
 
 MARKER = "tqppo_teacher.json"  # written last: a folder without it is not a finished teacher
-LEARNED = 0.97  # share of right answers, over the last batches, at which the learning rate begins to fall
-LAST_BATCHES = 10
 HELD_OUT_PROBLEMS = 512
+METHOD = 1  # counts changes of the training that no field of the recipe shows, so that cached teachers are made anew
 
 
 @dataclass(frozen=True, slots=True)
 class TeacherRecipe:
-    """The model's shape and its supervised training. `least_accuracy` is the share of held-out problems to solve."""
+    """The model's shape and its supervised training. A change of the training that no field shows counts up `METHOD`.
+
+    `learned` is the share of right answers, over the last batches, at which the learning rate begins to fall;
+    `least_accuracy` the share of held-out problems that a finished teacher solves.
+    """
 
     family: str
     hidden_size: int
@@ -47,6 +50,8 @@ class TeacherRecipe:
     warmup_steps: int = 20
     cooling_steps: int = 100
     max_steps: int = 1500
+    learned: float = 0.97
+    last_batches: int = 10
     seed: int = 0
     least_accuracy: float = 0.95
 
@@ -111,7 +116,14 @@ def _made_from(task: str, recipe: TeacherRecipe, training: Demonstrations) -> di
     """All that decides the teacher. The first problems stand for the task's arguments, its code and the rendering."""
     first = hashlib.sha256(json.dumps([training[i] for i in range(min(8, len(training)))]).encode()).hexdigest()
     versions = {name: version(name) for name in ("torch", "transformers")}
-    return {"task": task, "recipe": asdict(recipe), "rows": len(training), "first": first, "versions": versions}
+    return {
+        "method": METHOD,
+        "task": task,
+        "recipe": asdict(recipe),
+        "rows": len(training),
+        "first": first,
+        "versions": versions,
+    }
 
 
 @contextmanager
@@ -168,7 +180,7 @@ def _train(model: PreTrainedModel, recipe: TeacherRecipe, training: Demonstratio
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.lr, betas=(0.9, 0.95), weight_decay=0.0)
     order = np.random.default_rng(recipe.seed).permutation(len(training))
-    last: deque[float] = deque(maxlen=LAST_BATCHES)
+    last: deque[float] = deque(maxlen=recipe.last_batches)
     end = recipe.max_steps
     step = 0
     while step < end:
@@ -183,7 +195,7 @@ def _train(model: PreTrainedModel, recipe: TeacherRecipe, training: Demonstratio
         step += 1
         last.append(_right(output.logits.detach(), labels).float().mean().item())
         accuracy = sum(last) / len(last)
-        if len(last) == LAST_BATCHES and accuracy >= LEARNED:
+        if len(last) == recipe.last_batches and accuracy >= recipe.learned:
             end = min(end, step + recipe.cooling_steps)
         report(TeacherProgress(step, accuracy))
     return step

@@ -61,7 +61,7 @@ def test_dropping_what_a_teacher_did_not_score_needs_a_policy_for_incomplete_gro
 @pytest.mark.parametrize(
     "supported",
     [
-        ("rollout.agent=rewrite", "rollout.max_trajectories=4"),  # several trajectories
+        ("rollout.agent=my_agents:Loop", "rollout.max_trajectories=4"),  # several trajectories
         ("actor.ranks=2", "data.batch_size=33", "rollout.group_size=3", "actor.mini_batch_size=10"),  # padding, ranks
         ("model.lora_rank=8", "actor.gradient_checkpointing=true"),
         ("distillation.task_reward=true", "distillation.coef=0.5", "algorithm.filter_groups=true"),

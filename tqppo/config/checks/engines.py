@@ -139,6 +139,33 @@ def agent_takes_its_arguments(context: Context) -> Iterator[Diagnostic]:
             )
     if rollout.agent in ("tools", "rewrite"):
         yield from _tools_exist(context)
+    if rollout.agent == "environment" and not isinstance(rollout.agent_args.get("environment"), str):
+        yield context.report(
+            "E419",
+            "the agent environment needs one to play in",
+            ("rollout.agent_args", "rollout.agent"),
+            allowed="module:Class, file.py:Class or skyrl:NAME",
+            fix='set rollout.agent_args.environment = "game.py:Game"',
+        )
+
+
+@check("rollout.max_trajectories", "rollout.agent_args")
+def rewritings_fit(context: Context) -> Iterator[Diagnostic]:
+    """The loop `rewrite` may rewrite before each turn that has more than `keep_turns` before it."""
+    rollout = context.config.rollout
+    turns, kept = rollout.agent_args.get("max_turns", 4), rollout.agent_args.get("keep_turns", 1)
+    if rollout.agent != "rewrite" or not isinstance(turns, int) or not isinstance(kept, int):
+        return
+    most = max(1, turns - kept)
+    if most > rollout.max_trajectories:
+        yield context.report(
+            "E420",
+            f"a session of {turns} turns may be rewritten into {most} trajectories, and "
+            f"rollout.max_trajectories is {rollout.max_trajectories}",
+            ("rollout.max_trajectories", "rollout.agent_args"),
+            allowed=f"{most} or more",
+            fix=f"set rollout.max_trajectories = {most}",
+        )
 
 
 def _tools_exist(context: Context) -> Iterator[Diagnostic]:
@@ -146,7 +173,7 @@ def _tools_exist(context: Context) -> Iterator[Diagnostic]:
     tools = context.config.rollout.agent_args.get("tools")
     example = 'rollout.agent_args.tools = ["tools.py:calculate"]'
     if not isinstance(tools, list) or not tools or not all(isinstance(each, str) for each in tools):
-        message = "the agent tools needs a list of functions"
+        message = f"the agent {context.config.rollout.agent} needs a list of functions"
         allowed = "module:function or file.py:function"
         keys = ("rollout.agent_args", "rollout.agent")
         yield context.report("E419", message, keys, allowed=allowed, fix=f"set {example}")

@@ -23,6 +23,7 @@ BUILT_IN = {
     "single_turn": "tqppo.rollout.loops.single_turn:SingleTurn",
     "tools": "tqppo.rollout.loops.tools:ToolLoop",
     "rewrite": "tqppo.rollout.loops.rewrite:RewriteLoop",
+    "environment": "tqppo.rollout.loops.environment:EnvironmentLoop",
 }
 
 

@@ -1,6 +1,6 @@
 """The agent loop that rewrites its context between turns: earlier turns are left out, or the model summarises them.
 
-What the model has seen before a rewriting ends there as a trajectory; the shorter history is the prompt of the next one.
+A trajectory ends where the context is rewritten; the shorter history is the prompt of the next one.
 So a session yields one trajectory and one more for each rewriting.
 """
 
@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from tqppo.data.dataset import Message
+from tqppo.data.prompts import Prompt
 from tqppo.errors import ConfigError
 from tqppo.rollout.chat import Conversation
 from tqppo.rollout.loops.tools import ToolLoop
 from tqppo.rollout.session import Session
+from tqppo.rollout.trajectory import Trajectory
 
 How = Literal["truncate", "summarise"]
 QUESTION = "Summarise what you have found so far and what is left to do. The rest of the conversation will be deleted."
@@ -39,6 +41,10 @@ class RewriteLoop(ToolLoop):
         if args.get("how", "truncate") not in get_args(How):
             raise ConfigError(f"rollout.agent_args.how = {args['how']!r} should be {' or '.join(get_args(How))}")
         super().check(args)
+
+    async def run(self, prompt: Prompt, llm: Session) -> list[Trajectory]:
+        llm.count("agent/rewrites", 0.0)
+        return await super().run(prompt, llm)
 
     async def before_turn(self, talk: Conversation, llm: Session) -> None:
         """Rewrite the context if it is long enough and there is something to leave out."""

@@ -30,6 +30,7 @@ from tqppo.rewards.process import describe, send
 from tqppo.rollout.tools.schema import function_schema
 
 KILL_TIMEOUT_S = 5.0  # a process in an uninterruptible system call ignores SIGKILL until the call returns
+EXIT_S = 0.05  # a child that is not gone this long after its answer is killed
 Function = Callable[..., object]
 
 
@@ -102,6 +103,7 @@ class ToolHost:
             with os.fdopen(reader, "rb", buffering=0) as result:
                 return self._wait(child, result)
         finally:
+            await_exit(child)
             end_children()
 
     def _wait(self, child: int, result: BinaryIO) -> dict[str, object]:
@@ -147,6 +149,16 @@ class ToolHost:
         if self._limits.memory_bytes:
             resource.setrlimit(resource.RLIMIT_AS, (self._limits.memory_bytes, self._limits.memory_bytes))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def await_exit(child: int) -> None:
+    """Give a child that has answered the moment that it needs to end: a look at all processes would cost more."""
+    with contextlib.suppress(OSError):  # the child has been reaped
+        ended = os.pidfd_open(child)
+        try:
+            select.select([ended], [], [], EXIT_S)
+        finally:
+            os.close(ended)
 
 
 def end_children() -> None:
