@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 from tqppo import plugins
 from tqppo.data.dataset import Message
@@ -30,7 +30,7 @@ class Step:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, result: object) -> Step:
+    def of(cls, result: Any) -> Step:
         """A step as environments return it: a Step, `(observation, reward, done)` with or without an info, or
         gymnasium's `(observation, reward, terminated, truncated, info)`."""
         match result:

@@ -10,7 +10,13 @@ from tqppo.rollout.tools.schema import function_schema
 
 @pytest.mark.parametrize(
     ("expression", "value"),
-    [("3 * (17 + 4) / 7", "9"), ("2**10 - -1", "1025"), ("7 // 2 + 7 % 4", "6"), ("sqrt(2) > 0", None), ("1/3", "0.333")],
+    [
+        ("3 * (17 + 4) / 7", "9"),
+        ("2**10 - -1", "1025"),
+        ("7 // 2 + 7 % 4", "6"),
+        ("sqrt(2) > 0", None),
+        ("1/3", "0.333"),
+    ],
 )
 def test_calculator_works_expressions_out(expression: str, value: str | None) -> None:
     if value is None:

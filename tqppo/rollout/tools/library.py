@@ -29,7 +29,9 @@ FUNCTIONS: dict[str, Callable[..., float]] = {
     "round": round,
     "min": min,
     "max": max,
-    **{name: getattr(math, name) for name in ("sqrt", "floor", "ceil", "gcd", "lcm", "factorial", "comb", "log", "exp")},
+    **{
+        name: getattr(math, name) for name in ("sqrt", "floor", "ceil", "gcd", "lcm", "factorial", "comb", "log", "exp")
+    },
 }
 CONSTANTS = {"pi": math.pi, "e": math.e}
 
@@ -58,7 +60,9 @@ def python(code: str) -> str:
         except SyntaxError as error:
             return f"SyntaxError: {error}"
         except Exception as error:  # noqa: BLE001 - the model's program can raise anything, and the model gets to see it
-            where = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == "<program>"]
+            where = [
+                frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == "<program>"
+            ]
             line = f" (line {where[-1]})" if where else ""
             return f"{printed.getvalue()}{type(error).__name__}: {error}{line}"
     return printed.getvalue() + ("" if value is None else repr(value))
