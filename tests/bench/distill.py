@@ -28,7 +28,7 @@ os.environ.setdefault("COLUMNS", "140")  # of a terminal that does not say: the 
 import score
 import torch
 from harness import OUTPUT, cpu_seconds, interleaved, show
-from transformers import AutoModelForCausalLM, GenerationMixin, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
 from tqppo.config.compile import compile_config
@@ -231,7 +231,7 @@ class Supervised:
             for messages, _ in asked
         ]
         tokens = self.tokenizer(prompts, add_special_tokens=False, return_tensors="pt")["input_ids"]
-        made = cast(GenerationMixin, model).generate(
+        made = cast(Any, model).generate(
             tokens, do_sample=True, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=8,
             eos_token_id=self.tokenizer.eos_token_id, pad_token_id=self.tokenizer.pad_token_id,
         )  # fmt: skip
