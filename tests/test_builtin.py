@@ -11,6 +11,8 @@ from tqppo.data import tasks
 from tqppo.errors import UsageError
 from tqppo.rewards.functions import BUILT_IN
 from tqppo.rollout.loops import base as loops
+from tqppo.rollout.loops.environment import EnvironmentLoop
+from tqppo.rollout.loops.rewrite import RewriteLoop
 from tqppo.rollout.loops.tools import ToolLoop
 
 
@@ -28,8 +30,9 @@ def test_every_task_and_reward_is_implemented_and_listed() -> None:
 
 
 def test_agent_loops_are_listed_with_their_arguments() -> None:
-    assert set(loops.BUILT_IN) <= set(builtin.AGENTS)
-    assert list(inspect.signature(ToolLoop).parameters) == list(builtin.AGENT_ARGUMENTS["tools"])
+    assert list(loops.BUILT_IN) == list(builtin.AGENTS)
+    for name, loop in {"tools": ToolLoop, "rewrite": RewriteLoop, "environment": EnvironmentLoop}.items():
+        assert list(inspect.signature(loop).parameters) == list(builtin.AGENT_ARGUMENTS[name])
 
 
 def test_task_arguments_are_checked_by_name_type_and_range() -> None:

@@ -35,6 +35,7 @@ HELP = [
     ("backends", "install"),
     ("doctor", "logprobs"),
     ("template", "check"),
+    ("agent", "try"),
 ]
 
 

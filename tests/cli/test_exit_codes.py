@@ -142,7 +142,6 @@ def test_missing_engine_is_preflight(tqppo: Run, tmp_path: Path) -> None:
     [
         ("resume nosuch", 5, "nosuch"),
         ("train --preset distill-tiny", 4, "distill"),
-        ("train --preset grpo-agent-tiny", 4, "rewrite"),
     ],
 )
 def test_what_cannot_be_trained_is_refused_by_name(

@@ -83,9 +83,3 @@ def test_a_second_resume_is_refused_before_it_reads_or_writes_anything(
             start.resume(path, [], fork="other")
     assert not (folder.path / "logs").exists()
     assert not (folder.path.parent / "other").exists()
-
-
-def test_what_has_no_trainer_yet_is_refused_by_name() -> None:
-    config = compile_config(None, [], ["rollout.agent=rewrite"], {}).draft
-    with pytest.raises(PreflightError, match="the agent loop 'rewrite'"):
-        start.refuse_what_is_not_there(config, "mine")

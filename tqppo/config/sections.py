@@ -130,7 +130,7 @@ class RolloutSection(Section):
     stop_token_ids: list[int] = []
     """Tokens that end a response, besides the tokenizer's end-of-sequence token."""
     agent: str = "single_turn"
-    """Agent loop: `single_turn`, `tools`, `rewrite`, `environment`, or your own: `module:Class`, `file.py:Class`."""
+    """The agent loop: single_turn, tools, rewrite, environment, or your own as `module:Class` or `file.py:Class`."""
     agent_args: dict[str, Any] = {}
     """Arguments of the agent loop."""
     max_trajectories: Positive = 1

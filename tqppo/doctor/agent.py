@@ -147,9 +147,8 @@ async def _play(config: Config, prompt: Prompt, llm: Session, loop: RunsSessions
         reward = trajectories[-1].reward
         if reward is None and scored:
             reward = await _score(config, prompt, answer, num_tokens=len(trajectories[-1].response_tokens))
-        return PlayedSession(
-            [_shown(each, llm.chat) for each in trajectories], answer, reward, llm.totals(trajectories)
-        )
+        shown = [_shown(each, llm.chat) for each in trajectories]
+        return PlayedSession(shown, answer, reward, llm.totals(trajectories))
     finally:
         await llm.engine.close()
         if isinstance(loop, AgentLoop):

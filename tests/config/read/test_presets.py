@@ -20,6 +20,7 @@ RUNS = [name for name in NAMES if not name.startswith("base-")]
 
 def test_the_promised_presets_are_there() -> None:
     promised = {"quickstart", "ppo-tiny", "distill-tiny", "grpo-agent-tiny", "grpo-7b", "ppo-7b", "distill-7b"}
+    promised |= {"grpo-tools-7b"}
     assert promised <= set(RUNS)
 
 

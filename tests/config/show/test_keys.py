@@ -18,7 +18,7 @@ def test_completion_reads_the_same_keys_as_pydantic() -> None:
 def test_completion_offers_values_after_the_equals_sign() -> None:
     assert values_of("mode") == ("ppo", "grpo", "distill")
     assert values_of("run.deterministic") == ("true", "false")
-    assert values_of("rollout.agent") == ("single_turn", "tools", "rewrite")
+    assert values_of("rollout.agent") == ("single_turn", "tools", "rewrite", "environment")
     assert set(values_of("rollout.backend")) >= {"embedded", "vllm", "sglang"}
     assert values_of("actor.lr") == values_of("nonsense") == ()
 

@@ -10,20 +10,10 @@ from tqppo.rollout.tools.schema import function_schema
 
 @pytest.mark.parametrize(
     ("expression", "value"),
-    [
-        ("3 * (17 + 4) / 7", "9"),
-        ("2**10 - -1", "1025"),
-        ("7 // 2 + 7 % 4", "6"),
-        ("sqrt(2) > 0", None),
-        ("1/3", "0.333"),
-    ],
+    [("3 * (17 + 4) / 7", "9"), ("2**10 - -1", "1025"), ("7 // 2 + 7 % 4", "6"), ("1/4", "0.25")],
 )
-def test_calculator_works_expressions_out(expression: str, value: str | None) -> None:
-    if value is None:
-        with pytest.raises(ValueError, match="is no arithmetic"):
-            calculate(expression)
-    else:
-        assert calculate(expression).startswith(value)
+def test_calculator_works_expressions_out(expression: str, value: str) -> None:
+    assert calculate(expression) == value
 
 
 def test_functions_and_constants_are_known() -> None:
@@ -31,7 +21,7 @@ def test_functions_and_constants_are_known() -> None:
     assert calculate("floor(pi) + max(1, 2)") == "5"
 
 
-@pytest.mark.parametrize("expression", ["__import__('os')", "x", "'a' * 9", "True", "(1).real", "[1]"])
+@pytest.mark.parametrize("expression", ["__import__('os')", "x", "'a' * 9", "True", "(1).real", "[1]", "1 > 0"])
 def test_calculator_runs_no_code(expression: str) -> None:
     with pytest.raises(ValueError, match="is no arithmetic"):
         calculate(expression)

@@ -1,6 +1,6 @@
 """The agent loop that rewrites its context between turns: earlier turns are left out, or the model summarises them.
 
-A trajectory ends where the context is rewritten; the shorter history is the prompt of the next one.
+What the model has seen before a rewriting ends there as a trajectory; the shorter history is the prompt of the next.
 So a session yields one trajectory and one more for each rewriting.
 """
 

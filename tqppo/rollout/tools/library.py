@@ -33,6 +33,7 @@ FUNCTIONS: dict[str, Callable[..., float]] = {
         name: getattr(math, name) for name in ("sqrt", "floor", "ceil", "gcd", "lcm", "factorial", "comb", "log", "exp")
     },
 }
+PROGRAM = "<program>"  # the name of the model's code in tracebacks
 CONSTANTS = {"pi": math.pi, "e": math.e}
 
 
@@ -60,9 +61,7 @@ def python(code: str) -> str:
         except SyntaxError as error:
             return f"SyntaxError: {error}"
         except Exception as error:  # noqa: BLE001 - the model's program can raise anything, and the model gets to see it
-            where = [
-                frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == "<program>"
-            ]
+            where = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == PROGRAM]
             line = f" (line {where[-1]})" if where else ""
             return f"{printed.getvalue()}{type(error).__name__}: {error}{line}"
     return printed.getvalue() + ("" if value is None else repr(value))
@@ -73,9 +72,9 @@ def _run(program: ast.Module, names: dict[str, object]) -> object:
     last = program.body[-1] if program.body else None
     if isinstance(last, ast.Expr):
         program.body.pop()
-    exec(compile(program, "<program>", "exec"), names)
+    exec(compile(program, PROGRAM, "exec"), names)
     if isinstance(last, ast.Expr):
-        return eval(compile(ast.Expression(last.value), "<program>", "eval"), names)
+        return eval(compile(ast.Expression(last.value), PROGRAM, "eval"), names)
     return None
 
 

@@ -152,7 +152,7 @@ class ToolHost:
 
 
 def await_exit(child: int) -> None:
-    """Give a child that has answered the moment that it needs to end: a look at all processes would cost more."""
+    """Give a child that has answered a moment to end, because a look at all processes costs more than a call."""
     with contextlib.suppress(OSError):  # the child has been reaped
         ended = os.pidfd_open(child)
         try:
