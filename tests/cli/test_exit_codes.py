@@ -137,18 +137,9 @@ def test_missing_engine_is_preflight(tqppo: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("command", "code", "told"),
-    [
-        ("resume nosuch", 5, "nosuch"),
-        ("train --preset distill-tiny", 4, "distill"),
-    ],
-)
-def test_what_cannot_be_trained_is_refused_by_name(
-    tqppo: Run, tmp_path: Path, command: str, code: int, told: str
-) -> None:
-    answer = tqppo(*command.split())
-    assert (answer.code, told in answer.err, "Traceback" in answer.err) == (code, True, False)
+def test_a_run_that_is_not_there_is_refused_by_name(tqppo: Run, tmp_path: Path) -> None:
+    answer = tqppo("resume", "nosuch")
+    assert (answer.code, "nosuch" in answer.err, "Traceback" in answer.err) == (5, True, False)
     assert not (tmp_path / "runs").exists()
 
 

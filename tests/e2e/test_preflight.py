@@ -18,8 +18,3 @@ def test_a_model_that_is_not_there_is_named(cli: Cli) -> None:
     said = cli.run("train", "--preset", "quickstart", "--set", 'model.path="/nowhere/model"', code=4)
     assert "/nowhere/model" in said
     assert "Traceback" not in said
-
-
-@pytest.mark.parametrize("preset", ["distill-tiny"])
-def test_what_has_no_trainer_yet_is_refused_by_name(cli: Cli, preset: str) -> None:
-    assert f"{preset}: " in cli.run("train", "--preset", preset, code=4)
