@@ -113,7 +113,9 @@ def test_a_rank_without_room_still_takes_part_in_every_collective(tmp_path: Path
     with files_of_at_most(100), tensorfile.deferring() as problems:
         tensorfile.write(tmp_path / "x.safetensors", [entry("c")])
         tensorfile.write(tmp_path / "y.safetensors", [entry("d")])
-    assert len(problems) == 2
+        tensorfile.write_beside(tmp_path / "state.json", b"x" * 200)
+    assert len(problems) == 3
+    assert not (tmp_path / "state.json").exists()
     assert fetched == ["a", "b", "c", "d"]
     tensorfile.write(tmp_path / "x.safetensors", [entry("e")])  # what fits is written again
     assert load_file(tmp_path / "x.safetensors")["e"].sum() == 1000

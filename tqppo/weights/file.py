@@ -21,7 +21,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from tqppo.errors import OutOfSpace
-from tqppo.space import allocate, explained, sync
+from tqppo.space import allocate, explained, sync, write_whole
 
 MODEL_FILE = "model.safetensors"
 DTYPES = {  # by their names in a file's header
@@ -90,6 +90,18 @@ def write(path: Path | None, entries: Sequence[Entry]) -> None:
                 sync(path)  # a network file system reports only now, and only to this process, that a write failed
         except OutOfSpace as error:
             failures.append(error)
+    _report(failures)
+
+
+def write_beside(path: Path, data: bytes) -> None:
+    """Write a small file that belongs to the tensors. What does not fit is raised, or deferred, as by `write`."""
+    try:
+        write_whole(path, data)
+    except OutOfSpace as error:
+        _report([error])
+
+
+def _report(failures: list[OutOfSpace]) -> None:
     deferred = _deferred.get()
     if failures and deferred is None:
         raise failures[0]

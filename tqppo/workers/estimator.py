@@ -15,7 +15,7 @@ import ray
 import torch
 from torch import Tensor
 
-from tqppo import dataflow, ray_calls
+from tqppo import dataflow, ray_calls, space
 from tqppo.algorithms import correction, kl
 from tqppo.algorithms.advantages import Estimate, EstimateInputs, EstimateOptions, estimate
 from tqppo.algorithms.aggregate import session_weights
@@ -154,7 +154,7 @@ class Estimator:
                 numbers["advantage"] = float(each.sum() / max(1, int((each != 0).sum())))
             lines.append(json.dumps({**tags, **text, **numbers}, ensure_ascii=False))
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("".join(f"{line}\n" for line in lines))
+        space.write_whole(path, "".join(f"{line}\n" for line in lines).encode(errors="replace"))
 
     def _tokenizer(self) -> Any:
         from transformers import AutoTokenizer

@@ -166,7 +166,7 @@ class Learner(Worker):
         tensorfile.write(path / f"rng_{self.ranks.rank}.safetensors", _rng_entries(self.device))
         if is_writer:
             state = {"format": 1, "ranks": self.ranks.size, "num_updates": self.num_updates}
-            (path / "state.json").write_text(json.dumps(state) + "\n")
+            tensorfile.write_beside(path / "state.json", json.dumps(state).encode() + b"\n")
         self.ranks.barrier()
 
     def load(self, folder: str) -> None:
