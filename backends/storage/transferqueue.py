@@ -22,7 +22,7 @@ import torch
 
 from tqppo.errors import BackendError
 from tqppo.queue.blocks.block import Block, BlockView, parse
-from tqppo.queue.link.calls import Pending
+from tqppo.queue.link.calls import START_S, Pending
 from tqppo.queue.storage import Locator, StorageSpec
 from tqppo.ray_calls import this_node
 
@@ -46,7 +46,7 @@ class TransferQueueStorage:
 
     async def start(self, node: str) -> None:
         """Start TransferQueue for the first node; it serves the other nodes too."""
-        await self._call("start", self._client)
+        await self._call("start", self._client, START_S)
 
     async def write(self, block: Block) -> Locator:
         name, data = block.layout.block, torch.from_numpy(block.flat())
@@ -132,10 +132,11 @@ class TransferQueueStorage:
             self._thread = CallThread()
         return self._thread.submit(call)
 
-    def _call(self, name: str, call: Callable[[], T]) -> Pending[T]:
+    def _call(self, name: str, call: Callable[[], T], timeout_s: float = 0.0) -> Pending[T]:
+        """Run a call in the thread, within `timeout_s` or, if that is longer, the queue's own deadline."""
         future = self._submit(call)
         pending = Pending(future, lambda: f"TransferQueue did not answer to {name}", lambda: not future.done())
-        return pending.within(self.spec.timeout_s)
+        return pending.within(max(self.spec.timeout_s, timeout_s))
 
 
 class CallThread:
