@@ -7,7 +7,7 @@ import json
 import pytest
 from e2e.runs import Cli
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 TOOLS = '''
 import os
