@@ -11,6 +11,7 @@ from transformers import AutoTokenizer
 from tqppo.data.prompts import Prompt
 from tqppo.errors import DataError
 from tqppo.rollout.teachers.privileged import before_response, filled_in, own_prompt
+from tqppo.rollout.template import ChatTemplate
 
 
 @pytest.fixture(scope="module")
@@ -38,14 +39,14 @@ def test_a_column_that_the_row_lacks_is_an_error_that_names_it() -> None:
 
 
 def test_the_last_message_of_the_user_is_replaced_and_the_others_stay(tokenizer: Any) -> None:
-    tokens = own_prompt("{prompt} = {answer}", asked(), tokenizer, chat_template=True)
+    tokens = own_prompt("{prompt} = {answer}", asked(), ChatTemplate(tokenizer), is_chat=True)
     text = tokenizer.decode(tokens)
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "sort 3 1 {2} = 1 2 3"}]
     assert text == tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
 
 
 def test_without_a_chat_template_the_text_is_filled_in(tokenizer: Any) -> None:
-    tokens = own_prompt("{prompt} = {answer}", asked(), tokenizer, chat_template=False)
+    tokens = own_prompt("{prompt} = {answer}", asked(), ChatTemplate(tokenizer), is_chat=False)
     assert tokens == tokenizer("sort 3 1 2 = 1 2 3")["input_ids"]
 
 
