@@ -52,7 +52,7 @@ def process_shares(config: Config) -> ProcessShares:
     gpus = 1.0 / sharing if cluster.gpus_per_node else 0.0
     teachers = config.teachers if facts.has_teachers(config) else {}
     has_gpus = bool(config.distillation.gpus_per_node)
-    # Teachers without GPUs share the cores with everybody: they score while the student samples.
+    # Teachers without GPUs share the cores with all other roles: they score while the student samples.
     parties = (
         sharing + sum(each.replicas for each in teachers.values()) if not has_gpus and cluster.colocate else sharing
     )
