@@ -14,6 +14,7 @@ from tqppo.rollout.loops import base as loops
 from tqppo.rollout.loops.environment import EnvironmentLoop
 from tqppo.rollout.loops.rewrite import RewriteLoop
 from tqppo.rollout.loops.tools import ToolLoop
+from tqppo.rollout.tools.parsers import PARSERS
 
 
 @pytest.mark.parametrize("name", builtin.TASKS)
@@ -33,6 +34,7 @@ def test_agent_loops_are_listed_with_their_arguments() -> None:
     assert list(loops.BUILT_IN) == list(builtin.AGENTS)
     for name, loop in {"tools": ToolLoop, "rewrite": RewriteLoop, "environment": EnvironmentLoop}.items():
         assert list(inspect.signature(loop).parameters) == list(builtin.AGENT_ARGUMENTS[name])
+    assert list(builtin.TOOL_PARSERS) == ["auto", *PARSERS]
 
 
 def test_task_arguments_are_checked_by_name_type_and_range() -> None:

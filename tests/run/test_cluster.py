@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+import ray
 
 from tqppo.errors import PreflightError
 from tqppo.run.cluster import PRIVATE_PREFIX, TIMED_OUT, ray_cluster, start_patiently
@@ -77,12 +78,20 @@ class SlowStart:
             raise Exception(self.text)
 
 
+@pytest.fixture
+def no_shutdown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Ray that other tests of this process share stays."""
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+
+
+@pytest.mark.usefixtures("no_shutdown")
 def test_a_start_that_times_out_is_tried_again_and_leaves_no_process() -> None:
     start = SlowStart(2)
     start_patiently(start)
     assert [process.wait(timeout=10) for process in start.left] == [-9, -9]
 
 
+@pytest.mark.usefixtures("no_shutdown")
 def test_a_machine_that_is_too_busy_is_named() -> None:
     start = SlowStart(100)
     with pytest.raises(PreflightError, match="did not start in 4 attempts"):

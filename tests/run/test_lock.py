@@ -150,7 +150,15 @@ def test_a_stopped_holder_on_this_machine_keeps_its_lock(holder: subprocess.Pope
 
 
 def test_a_forked_child_that_outlives_the_holder_does_not_keep_the_lock(tmp_path: Path) -> None:
-    script = HOLD.replace("    time.sleep(600)", "    import os\n    if os.fork(): os._exit(0)\n    time.sleep(60)")
+    fork = """
+    import os
+    told, tell = os.pipe()
+    if os.fork():
+        os.read(told, 1)
+        os._exit(0)
+    os.write(tell, b"forked")
+    time.sleep(60)"""
+    script = HOLD.replace("\n    time.sleep(600)", fork)
     process = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, process_group=0)
     process.wait()
     try:

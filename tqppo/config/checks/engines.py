@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 
 from tqppo import plugins
-from tqppo.builtin import AGENT_ARGUMENTS, AGENTS
 from tqppo.config.checks.registry import Context, check
 from tqppo.config.diagnostics import Diagnostic
 from tqppo.config.read.nearest import did_you_mean
@@ -107,88 +105,3 @@ def endpoints_are_addresses(context: Context) -> Iterator[Diagnostic]:
             allowed=f"{len(rollout.endpoints)}: one replica per server",
             fix="delete rollout.replicas",
         )
-
-
-@check("rollout.agent", names=True)
-def agent_exists(context: Context) -> Iterator[Diagnostic]:
-    name = context.config.rollout.agent
-    if name not in AGENTS and ":" not in name:
-        yield context.report(
-            "E408",
-            f'there is no agent called "{name}"',
-            ("rollout.agent",),
-            allowed=", ".join(AGENTS) + ', or your own as "module:Class" or "file.py:Class"',
-            fix=did_you_mean(name, AGENTS) or f'write "{name}:Class" if {name} is a module of yours',
-        )
-
-
-@check("rollout.agent", "rollout.agent_args")
-def agent_takes_its_arguments(context: Context) -> Iterator[Diagnostic]:
-    rollout = context.config.rollout
-    known = AGENT_ARGUMENTS.get(rollout.agent)
-    for name in rollout.agent_args if known is not None else ():
-        if name not in (known or ()):
-            yield context.report(
-                "E418",
-                f"the agent {rollout.agent} has no argument {name}",
-                (f"rollout.agent_args.{name}", "rollout.agent"),
-                found=name,
-                allowed=", ".join(known or ()),
-                fix=did_you_mean(name, list(known or ())) or f"delete rollout.agent_args.{name}",
-                on_key=True,
-            )
-    if rollout.agent in ("tools", "rewrite"):
-        yield from _tools_exist(context)
-    if rollout.agent == "environment" and not isinstance(rollout.agent_args.get("environment"), str):
-        yield context.report(
-            "E419",
-            "the agent environment needs one to play in",
-            ("rollout.agent_args", "rollout.agent"),
-            allowed="module:Class, file.py:Class or skyrl:NAME",
-            fix='set rollout.agent_args.environment = "game.py:Game"',
-        )
-
-
-@check("rollout.max_trajectories", "rollout.agent_args")
-def rewritings_fit(context: Context) -> Iterator[Diagnostic]:
-    """The loop `rewrite` may rewrite before each turn that has more than `keep_turns` before it."""
-    rollout = context.config.rollout
-    turns, kept = rollout.agent_args.get("max_turns", 4), rollout.agent_args.get("keep_turns", 1)
-    if rollout.agent != "rewrite" or not isinstance(turns, int) or not isinstance(kept, int):
-        return
-    most = max(1, turns - kept)
-    if most > rollout.max_trajectories:
-        yield context.report(
-            "E420",
-            f"a session of {turns} turns may be rewritten into {most} trajectories, and "
-            f"rollout.max_trajectories is {rollout.max_trajectories}",
-            ("rollout.max_trajectories", "rollout.agent_args"),
-            allowed=f"{most} or more",
-            fix=f"set rollout.max_trajectories = {most}",
-        )
-
-
-def _tools_exist(context: Context) -> Iterator[Diagnostic]:
-    """Tools are named, and their files are there. `--probe` imports them."""
-    tools = context.config.rollout.agent_args.get("tools")
-    example = 'rollout.agent_args.tools = ["tools.py:calculate"]'
-    if not isinstance(tools, list) or not tools or not all(isinstance(each, str) for each in tools):
-        message = f"the agent {context.config.rollout.agent} needs a list of functions"
-        allowed = "module:function or file.py:function"
-        keys = ("rollout.agent_args", "rollout.agent")
-        yield context.report("E419", message, keys, allowed=allowed, fix=f"set {example}")
-        return
-    for each in tools:
-        place, _, function = each.rpartition(":")
-        if place.endswith(".py") and not Path(place).expanduser().is_file():
-            message, key = f"there is no file {place}", "rollout.agent_args.tools"
-            yield context.report("E419", message, (key,), found=each, fix="correct the path")
-        elif not place or not function:
-            yield context.report(
-                "E419",
-                f'"{each}" names no function',
-                ("rollout.agent_args.tools",),
-                found=each,
-                allowed="module:function or file.py:function",
-                fix=f'write "{each or "tools"}.py:function"',
-            )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tqppo.config.checks import (  # noqa: F401 - importing a module registers its checks
+    agents,
     algorithm,
     batch,
     data,

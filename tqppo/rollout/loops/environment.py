@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import ParamSpec, TypeVar
 
+from tqppo.builtin import check_agent_arguments
 from tqppo.data.dataset import Message
 from tqppo.data.prompts import Prompt
-from tqppo.errors import ConfigError
 from tqppo.rollout.chat import Conversation
 from tqppo.rollout.environments import Environment, Observation, Step, find_environment
 from tqppo.rollout.loops.base import AgentLoop
@@ -42,10 +42,7 @@ class EnvironmentLoop(AgentLoop):
     @classmethod
     def check(cls, args: Mapping[str, object]) -> None:
         """Check ranges, and import the environment."""
-        for name in ("max_turns", "workers"):
-            value = args.get(name, 1)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ConfigError(f"rollout.agent_args.{name} = {value!r} should be a number from 1")
+        check_agent_arguments("environment", args)
         find_environment(str(args["environment"]))
 
     async def start(self, chat: ChatTemplate) -> None:

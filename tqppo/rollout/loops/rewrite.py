@@ -8,17 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
 
+from tqppo.builtin import HowToRewrite, check_agent_arguments
 from tqppo.data.dataset import Message
 from tqppo.data.prompts import Prompt
-from tqppo.errors import ConfigError
 from tqppo.rollout.chat import Conversation
 from tqppo.rollout.loops.tools import ToolLoop
 from tqppo.rollout.session import Session
 from tqppo.rollout.trajectory import Trajectory
 
-How = Literal["truncate", "summarise"]
 QUESTION = "Summarise what you have found so far and what is left to do. The rest of the conversation will be deleted."
 
 
@@ -26,7 +24,7 @@ QUESTION = "Summarise what you have found so far and what is left to do. The res
 class RewriteLoop(ToolLoop):
     """The loop with tools, and a context that stays short. `rollout.agent_args` are its fields."""
 
-    how: How = "truncate"  # leave earlier turns out, or have the model summarise them first
+    how: HowToRewrite = "truncate"  # leave earlier turns out, or have the model summarise them first
     keep_turns: int = 1  # the last turns with their results, which are kept as they are
     above_tokens: int = 0  # rewrite only contexts that are longer than this
     question: str = QUESTION  # asks the model for its summary
@@ -34,12 +32,7 @@ class RewriteLoop(ToolLoop):
     @classmethod
     def check(cls, args: Mapping[str, object]) -> None:
         """Check the arguments of rewriting, and those of the tools."""
-        for name in ("keep_turns", "above_tokens"):
-            value = args.get(name, 1)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-                raise ConfigError(f"rollout.agent_args.{name} = {value!r} should be a number from 0")
-        if args.get("how", "truncate") not in get_args(How):
-            raise ConfigError(f"rollout.agent_args.how = {args['how']!r} should be {' or '.join(get_args(How))}")
+        check_agent_arguments("rewrite", args)
         super().check(args)
 
     async def run(self, prompt: Prompt, llm: Session) -> list[Trajectory]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, get_args
 
+from tqppo.builtin import AnswerScope, OnToolError, check_agent_arguments
 from tqppo.data.prompts import Prompt
 from tqppo.errors import ConfigError, DataError, PreflightError
 from tqppo.process_pool import ProcessPool
@@ -15,12 +15,9 @@ from tqppo.rollout.loops.base import AgentLoop
 from tqppo.rollout.session import Session
 from tqppo.rollout.template import ChatTemplate, TemplateRefused
 from tqppo.rollout.tools.calls import Reading
-from tqppo.rollout.tools.parsers import PARSERS, Parser, parser_named
+from tqppo.rollout.tools.parsers import Parser, parser_named
 from tqppo.rollout.tools.pool import ToolPool, ToolResult, ToolSpec
 from tqppo.rollout.trajectory import Trajectory
-
-OnToolError = Literal["show", "end", "fail"]
-AnswerScope = Literal["last_turn", "response"]
 
 
 class ToolFailed(Exception):
@@ -50,7 +47,7 @@ class ToolLoop(AgentLoop):
     @classmethod
     def check(cls, args: Mapping[str, object]) -> None:
         """Check values and ranges, import the tools in a process of their own, and read their signatures."""
-        _check_values(args)
+        check_agent_arguments("tools", args)
         loop = cls(**args)  # type: ignore[arg-type]
         try:
             ProcessPool(loop.spec.process(), 1).close()
@@ -163,26 +160,3 @@ class ToolLoop(AgentLoop):
             metrics={"tool_use": float(used_tools), "called_at_end": float(bool(reading.calls))},
         )
         return [*before, last]
-
-
-def _check_values(args: Mapping[str, object]) -> None:
-    """Raise ConfigError for a value of the wrong type or range."""
-
-    def require(name: str, is_right: bool, wanted: str) -> None:
-        if name in args and not is_right:
-            raise ConfigError(f"rollout.agent_args.{name} = {args[name]!r} should be {wanted}")
-
-    tools = args.get("tools")
-    are_paths = isinstance(tools, list | tuple) and bool(tools) and all(isinstance(each, str) for each in tools)
-    require("tools", are_paths, 'a list of functions, such as ["tools.py:calculate"]')
-    require("parser", args.get("parser") in ("auto", *PARSERS), f"auto, {', '.join(PARSERS)}")
-    require("on_tool_error", args.get("on_tool_error") in get_args(OnToolError), " or ".join(get_args(OnToolError)))
-    require("answer", args.get("answer") in get_args(AnswerScope), " or ".join(get_args(AnswerScope)))
-    for name in ("max_turns", "max_calls", "workers", "max_output_chars"):
-        value = args.get(name)
-        require(name, isinstance(value, int) and not isinstance(value, bool) and value >= 1, "a number from 1")
-    for name, least in (("timeout_s", 0.0), ("memory_gb", -1e-9)):
-        number = args.get(name)
-        is_number = isinstance(number, int | float) and not isinstance(number, bool)
-        require(name, is_number and float(str(number)) > least, "a positive number")
-    require("template_args", isinstance(args.get("template_args"), Mapping), "a table")
