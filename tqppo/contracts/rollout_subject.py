@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tqppo import plugins
+from tqppo.engines.together import generate_together
 from tqppo.protocols import (
     Completion,
     EngineSpec,
@@ -56,11 +57,7 @@ class Subject:
         return self.loop.run_until_complete(asyncio.wait_for(work, TIMEOUT_S))
 
     def generate(self, *requests: Request) -> list[Completion]:
-        async def work() -> list[Completion]:
-            self.engine.expect(len(requests))
-            return list(await asyncio.gather(*(self.engine.generate(request) for request in requests)))
-
-        return self.run(work())
+        return self.run(generate_together(self.engine, requests))
 
     def score(
         self, *sequences: Sequence[int], top_k: int = 0, starts: Sequence[int] = (), hidden: bool = False
