@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import pytest
 
 from tqppo.data.prompts import Prompt
-from tqppo.errors import DataError
+from tqppo.errors import DataError, EngineError
 from tqppo.protocols import Completion, EngineCapabilities, EngineSpec, Request, Sampling
 from tqppo.queue.client import Queue
 from tqppo.rewards.scorer import ScorerSpec
@@ -184,6 +184,44 @@ def test_a_session_that_fails_more_often_than_it_is_retried_fails_its_group(queu
     sample(make_worker(FailsAtFirst(2), session_retries=1), 1)
     (marker,) = markers(queue).values()
     assert (marker["status"], marker["failed_sessions"], marker["retries"], marker["rows"]) == ("failed", 2, 2, 0)
+
+
+def test_when_the_engine_fails_the_other_sessions_end_with_their_requests(queue: Queue, make_worker: Any) -> None:
+    class FailsLater:
+        cancelled = 0
+
+        async def run(self, prompt: Prompt, llm: Session) -> list[Trajectory]:
+            await llm.generate(prompt.tokens)
+            if prompt.index == 1 and llm.order[1] == 0:
+                raise EngineError("the server is gone")
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                self.cancelled += 1
+                raise
+            return []
+
+    worker = make_worker(loop := FailsLater())
+    with pytest.raises(EngineError, match="the server is gone"):
+        sample(worker)
+    assert loop.cancelled == 5
+    assert sorted(worker.engine.ended) == sorted(worker.engine.announced)
+
+
+def test_no_more_sessions_play_at_a_time_than_allowed(queue: Queue, make_worker: Any) -> None:
+    class Counts:
+        playing = most = 0
+
+        async def run(self, prompt: Prompt, llm: Session) -> list[Trajectory]:
+            self.playing += 1
+            self.most = max(self.most, self.playing)
+            done = await llm.generate(prompt.tokens)
+            self.playing -= 1
+            return [Trajectory(prompt.tokens, done.tokens, [True] * len(done.tokens), done.logprobs, "stop", 7)]
+
+    sample(make_worker(loop := Counts(), max_sessions=4))
+    assert loop.most == 4
+    assert len(queue.list(where={"is_prompt": None}).keys) == 6
 
 
 def test_all_trajectories_of_a_session_carry_its_final_reward(queue: Queue, make_worker: Any) -> None:

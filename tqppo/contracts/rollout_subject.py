@@ -102,8 +102,10 @@ def sampling_logprobs(logits: Tensor, sampling: Sampling, *, joint: bool = False
     return logprobs.log_softmax(-1)
 
 
-def request(tokens: Sequence[int], *, seed: int = 0, order: tuple[int, ...] = (), **sampling: Any) -> Request:
-    return Request(tokens, Sampling(**sampling), seed, f"request-{next(_NUMBERS)}", order)
+def request(
+    tokens: Sequence[int], *, seed: int = 0, order: tuple[int, ...] = (), session: str = "", **sampling: Any
+) -> Request:
+    return Request(tokens, Sampling(**sampling), seed, f"request-{next(_NUMBERS)}", order, session)
 
 
 def prompts(count: int, *, longest: int = 24, seed: int = 0) -> list[list[int]]:
@@ -138,6 +140,7 @@ def open_subject(
     settings = {
         "model": str(folder),
         "max_context_tokens": MAX_CONTEXT,
+        "prefix_cache_bytes": 1 << 20,
         "eos_token_ids": (EOS,),
         "log_dir": str(log_dir),
         **options,

@@ -18,7 +18,7 @@ from tqppo.protocols import Completion
 
 from .forward import ModelForward, length_chunks, padded
 from .kv import DecodeCache, PrefilledLayers
-from .prefixes import Extension, ExtensionCache, KeptPrefixes, extension_chunks
+from .prefixes import ContinuedTurn, ContinuedCache, KeptPrefixes, continued_chunks
 from .rows import DecodingRows, Ticket
 from .sampler import sample, uniforms
 
@@ -98,10 +98,10 @@ class Decoder:
     def _admit(self, tickets: Sequence[Ticket]) -> Finished:
         """Compute the new tokens of each request, place a row per request, sample the first tokens."""
         groups: dict[tuple[int, ...], list[Ticket]] = {}
-        extensions: list[Extension] = []
+        extensions: list[ContinuedTurn] = []
         for ticket in tickets:
             if found := self.kept.take(ticket):
-                extensions.append(Extension(ticket, *found))
+                extensions.append(ContinuedTurn(ticket, *found))
             else:
                 groups.setdefault(ticket.tokens, []).append(ticket)
         begin, logits = len(self.rows), []
@@ -123,12 +123,12 @@ class Decoder:
             self.num_prefilled += sum(map(len, chunk))
             yield NewRows(tickets, cache, source, None, logits.index_select(0, source))
 
-    def _extended(self, extensions: Sequence[Extension]) -> Iterator[NewRows]:
+    def _extended(self, extensions: Sequence[ContinuedTurn]) -> Iterator[NewRows]:
         """Compute the tokens that come after kept caches."""
         ordered = sorted(extensions, key=lambda each: (len(each.new_tokens), each.length))
-        for chunk in extension_chunks(ordered, PREFILL_TOKENS):
+        for chunk in continued_chunks(ordered, PREFILL_TOKENS):
             new = [each.new_tokens for each in chunk]
-            cache = ExtensionCache(chunk, len(new[-1]))
+            cache = ContinuedCache(chunk, len(new[-1]))
             last = torch.tensor([len(tokens) - 1 for tokens in new], device=self.device)
             logits = self._forward.extend(padded(new, self.device), last, cache)
             self._reused.update({each.ticket: each.length for each in chunk})

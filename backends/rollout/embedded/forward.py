@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from tqppo.errors import EngineError
 
 from .kv import DecodeCache, PrefillCache
-from .prefixes import ExtensionCache
+from .prefixes import ContinuedCache
 
 PADDING_PER_FORWARD = 256  # padding tokens that cost about as much as one more forward
 
@@ -38,7 +38,7 @@ class ModelForward:
         cache = PrefillCache()
         return cache, self._last_logits(tokens, last, past_key_values=cache, use_cache=True)
 
-    def extend(self, tokens: Tensor, last: Tensor, cache: ExtensionCache) -> Tensor:
+    def extend(self, tokens: Tensor, last: Tensor, cache: ContinuedCache) -> Tensor:
         """Logits [U, V] after the last of new tokens [U, T] of sequences whose beginnings are in the cache."""
         return self._last_logits(
             tokens,

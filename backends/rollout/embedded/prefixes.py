@@ -96,7 +96,7 @@ class KeptPrefixes:
 
 
 @dataclass(frozen=True, slots=True)
-class Extension:
+class ContinuedTurn:
     """A request that continues a kept cache, of which it shares the first `length` tokens."""
 
     ticket: Ticket
@@ -108,10 +108,10 @@ class Extension:
         return self.ticket.tokens[self.length :]
 
 
-class ExtensionCache(Cache):
+class ContinuedCache(Cache):
     """The caches of one forward over new tokens of sessions: kept ones end at column `width`, new tokens follow it."""
 
-    def __init__(self, extensions: Sequence[Extension], num_new: int) -> None:
+    def __init__(self, extensions: Sequence[ContinuedTurn], num_new: int) -> None:
         super().__init__(layers=[])
         first = extensions[0].prefix
         self.width = max(each.length for each in extensions)
@@ -152,7 +152,7 @@ class ExtensionCache(Cache):
         last = columns[self.width :]
         begins = torch.tensor(self.begins, device=like.device)
         is_hidden = (columns < begins[:, None, None, None]) | (columns > last[:, None])
-        return is_hidden * (torch.finfo(like.dtype).min / 2)
+        return is_hidden.to(like.dtype) * (torch.finfo(like.dtype).min / 2)
 
     def positions(self) -> Tensor:
         """Places of the new tokens in their sequences, [U, new]."""
@@ -160,9 +160,9 @@ class ExtensionCache(Cache):
         return columns - torch.tensor(self.begins, device=columns.device)[:, None]
 
 
-def extension_chunks(extensions: Sequence[Extension], max_tokens: int) -> Iterator[list[Extension]]:
+def continued_chunks(extensions: Sequence[ContinuedTurn], max_tokens: int) -> Iterator[list[ContinuedTurn]]:
     """Cut requests sorted by their new tokens into forwards that stay within the budgets of tokens."""
-    chunk: list[Extension] = []
+    chunk: list[ContinuedTurn] = []
     longest = 0
     for extension in extensions:
         num_new = len(extension.new_tokens)
