@@ -18,7 +18,7 @@ from tqppo.protocols import Completion
 
 from .forward import ModelForward, length_chunks, padded
 from .kv import DecodeCache, PrefilledLayers
-from .prefixes import ContinuedTurn, ContinuedCache, KeptPrefixes, continued_chunks
+from .prefixes import ContinuedCache, ContinuedTurn, KeptPrefixes, continued_chunks
 from .rows import DecodingRows, Ticket
 from .sampler import sample, uniforms
 
