@@ -92,7 +92,7 @@ class Session:
         self.turn += 1
         completion = await self.engine.generate(request)
         self.record.completions.append(completion)
-        if self.turn > 1:
+        if completion.reused_tokens and self.turn > 1:
             self.count("agent/reused_tokens", completion.reused_tokens)
         return completion
 

@@ -205,4 +205,6 @@ class EmbeddedRollout:
             if self._decoder is not None:
                 self._decoder.reset()
             self._pending.fail("its work was cancelled" if error is None else f"{type(error).__name__}: {error}", error)
+        if self._decoder is not None:
+            self._decoder.kept.settle(between_batches=True)  # of sessions that ended since the last batch
         self._start_work()
