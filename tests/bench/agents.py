@@ -43,7 +43,7 @@ from tqppo.tiny.model import write_tiny_model
 SESSIONS, TURNS = 8, 8
 PROMPT, NEW, OBSERVED = 256, 32, 192  # tokens: of a prompt, of a turn, of a tool's result
 CACHE_BYTES = 1 << 30
-Payload = dict[str, Tensor]
+Payload = dict[str, Any]  # columns, dense or jagged: types of torch know no `offsets`
 
 
 # -- turns -----------------------------------------------------------------------------------------------------------
@@ -187,7 +187,7 @@ def rows_of(columns: Payload, places: Sequence[int]) -> Payload:
     return found
 
 
-def joined(parts: Sequence[Tensor]) -> Tensor:
+def joined(parts: Sequence[Any]) -> Tensor:
     values = torch.cat([part.values() for part in parts])
     lengths = torch.cat([part.offsets().diff() for part in parts])
     offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
@@ -229,7 +229,7 @@ class Worker:
 
 
 def _like(columns: Payload) -> Tensor:
-    ragged = next(column for column in columns.values() if column.is_nested)
+    ragged: Any = next(column for column in columns.values() if column.is_nested)
     zeros = torch.zeros(len(ragged.values()))
     return torch.nested.nested_tensor_from_jagged(zeros, ragged.offsets())
 
@@ -298,7 +298,8 @@ def measure_step(repeats: int) -> dict[str, Any]:
     ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=2 << 30)
     queue = Queue.create("simple", budget_bytes=2 << 30, timeout_s=120)
     start = ray.remote(Worker).options(num_cpus=0)
-    sampler, *ranks = [start.remote(queue) for _ in range(1 + RANKS)]
+    workers: list[Any] = [start.remote(queue) for _ in range(1 + RANKS)]
+    sampler, *ranks = workers
     rows, figures = [], {}
     for title, (num_rows, has_images) in PAYLOADS.items():
         ray.get(sampler.prepare.remote(num_rows, has_images))
@@ -326,6 +327,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
     logging.set_verbosity_error()
+    logging.disable_progress_bar()
     torch.set_num_threads(1)
     if "turns" in options.parts:
         measure_turns(options.repeats)
