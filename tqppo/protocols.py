@@ -30,13 +30,23 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One turn: continue these tokens. `order` sorts requests that arrive together, so that timing never shows."""
+    """One turn: continue these tokens. `order` sorts requests that arrive together, so that timing never shows.
+
+    Requests of one `session` mostly begin with the tokens of the one before, whose cache an engine may have kept. The
+    name of a sub-agent's session is its parent's, a slash and a name of its own.
+    """
 
     tokens: Sequence[int]
     sampling: Sampling
     seed: int
     request_id: str
     order: tuple[int, ...] = ()
+    session: str = ""
+
+    @property
+    def family(self) -> str:
+        """The session that `expect` and `end_session` know: this one's, or the one whose sub-agent it is."""
+        return self.session.partition("/")[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +57,7 @@ class Completion:
     logprobs: list[float]
     finish_reason: FinishReason
     weight_version: int
+    reused_tokens: int = 0  # of the request, not computed again because the engine had their cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +130,7 @@ class EngineSpec:
     model: str  # a Hugging Face folder or hub name
     max_context_tokens: int
     max_running: int = 256
+    prefix_cache_bytes: int = 0  # for caches of sessions between turns; servers have their own
     dtype: str = "auto"
     attention: str = "auto"
     trust_remote_code: bool = False
@@ -162,8 +174,12 @@ class RolloutEngine(Protocol):
     - `score` computes the rows from `start` on. `hidden` asks for the hidden states too.
     - `score_many` scores sequences, each from its own start (all from 0 if `starts` is empty), as a batch of their own:
       a deterministic engine returns the same bytes for the same arguments, whatever else it is computing.
-    - `expect(n)` announces that n `generate` calls are about to come, so that a deterministic engine
-      can admit them together, ordered by `Request.order`; other engines ignore it.
+    - `expect(sessions, batch)` announces sessions. A deterministic engine admits the requests of a batch's sessions
+      together, turn by turn and ordered by `Request.order`: it waits until each session has asked or ended. Other
+      engines ignore it.
+    - `end_session` says that a session makes no more requests; the engine releases what it keeps for it. It may be
+      called for sessions that the engine does not know.
+    - A `generate` call that is cancelled ends its request on the engine.
     - `load_weights` returns when every later completion comes from the new weights and carries their version.
     - `close` leaves no process, thread or file behind, whatever happened before; it may be called twice.
     """
@@ -172,7 +188,8 @@ class RolloutEngine(Protocol):
 
     def __init__(self, spec: EngineSpec) -> None: ...
     async def start(self) -> None: ...
-    def expect(self, num_requests: int) -> None: ...
+    def expect(self, sessions: Sequence[str], batch: str = "") -> None: ...
+    def end_session(self, session: str) -> None: ...
     async def generate(self, request: Request) -> Completion: ...
     async def abort(self, request_id: str) -> None: ...
     async def score(self, tokens: Sequence[int], top_k: int = 0, *, start: int = 0, hidden: bool = False) -> Scores: ...

@@ -123,12 +123,14 @@ class SGLangServer(ServerApi):
         limit = tokens_left(self.spec, request)
         tokens: list[int] = []
         logprobs: list[float] = []
+        reused = 0
         while True:
             seeded = {"sampling_seed": request.seed % 2**63, "stop_token_ids": sorted(stops)}
             body = self._body([*request.tokens, *tokens], request_id, sampling, limit - len(tokens), seeded)
             answer = await server.ask("POST", "/generate", body, timeout_s=self.spec.request_timeout_s)
             meta = answer["meta_info"]
             self.check_label({meta["weight_version"]})
+            reused = reused if tokens else min(int(meta.get("cached_tokens", 0)), len(request.tokens))
             tokens += answer["output_ids"]
             logprobs += _logprobs(meta)
             finish = FINISH[meta["finish_reason"]["type"]]
@@ -136,7 +138,7 @@ class SGLangServer(ServerApi):
                 if len(tokens) < limit:
                     continue
                 finish = "length"
-            return Completion(tokens, logprobs, finish, weight_version=0)
+            return Completion(tokens, logprobs, finish, weight_version=0, reused_tokens=reused)
 
     def _body(
         self, tokens: Sequence[int], request_id: str, sampling: Sampling, limit: int, more: Mapping[str, object]

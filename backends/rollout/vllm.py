@@ -43,6 +43,7 @@ class VLLMServer(ServerApi):
             "logprobs-mode": "processed_logprobs",  # the default leaves out temperature and filters
             "generation-config": "vllm",  # requests say how to sample, never the model's folder
             "tokens-only": True,
+            "enable-prompt-tokens-details": True,  # answers say how many tokens came from the prefix cache
             "trust-remote-code": spec.trust_remote_code or None,
             "seed": spec.seed,
             "disable-uvicorn-access-log": True,
@@ -129,6 +130,7 @@ class VLLMServer(ServerApi):
             logprobs=[entry["logprob"] for entry in (choice["logprobs"] or {}).get("content") or ()],
             finish_reason=FINISH[choice["finish_reason"]],
             weight_version=0,
+            reused_tokens=_num_cached(answer.get("usage")),
         )
 
     async def score(self, server: EngineServer, tokens: Sequence[int], top_k: int, start: int) -> Scores:
@@ -203,3 +205,9 @@ def _scores(tokens: Sequence[int], entries: Sequence[Mapping[str, Any] | None], 
                 scores.top_ids[row, found["rank"] - 1] = int(token)
                 scores.top_logprobs[row, found["rank"] - 1] = found["logprob"]
     return scores
+
+
+def _num_cached(usage: Mapping[str, Any] | None) -> int:
+    """Tokens of the prompt that came from the prefix cache; 0 where the server does not say."""
+    details = (usage or {}).get("prompt_tokens_details") or {}
+    return int(details.get("cached_tokens") or 0)

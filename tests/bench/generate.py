@@ -26,6 +26,7 @@ from transformers import AutoModelForCausalLM, StoppingCriteria, StoppingCriteri
 from transformers.utils import logging
 
 from tqppo import plugins
+from tqppo.engines.together import generate_together
 from tqppo.protocols import EngineSpec, Request, Sampling
 from tqppo.tiny.model import write_tiny_model
 
@@ -93,8 +94,7 @@ async def embedded(engine: Any, work: Workload) -> None:
         Request(prompt, Sampling(max_new_tokens=limit), seed=i, request_id=str(i), order=(i,))
         for i, (prompt, limit) in enumerate(zip(work.prompts, work.new_tokens, strict=True))
     ]
-    engine.expect(len(requests))
-    completions = await asyncio.gather(*(engine.generate(request) for request in requests))
+    completions = await generate_together(engine, requests)
     assert [len(completion.tokens) for completion in completions] == work.new_tokens
 
 

@@ -28,6 +28,7 @@ from transformers.utils import logging
 
 from tqppo import plugins
 from tqppo.engines import environments as engines
+from tqppo.engines.together import generate_together
 from tqppo.protocols import EngineSpec, Request, Sampling, WeightSource
 from tqppo.tiny.model import write_tiny_model
 from tqppo.weights.send import Sender, SenderClient
@@ -67,12 +68,8 @@ class Subject:
     def generate(self) -> None:
         self.rounds += 1
         asked = requests(self.rounds)
-
-        async def work() -> list[Any]:
-            self.engine.expect(len(asked))
-            return await asyncio.gather(*(self.engine.generate(each) for each in asked))
-
-        self.num_tokens = sum(len(found.tokens) for found in self.loop.run_until_complete(work()))
+        completions = self.loop.run_until_complete(generate_together(self.engine, asked))
+        self.num_tokens = sum(len(found.tokens) for found in completions)
 
     def sync(self, source: WeightSource) -> None:
         self.loop.run_until_complete(self.engine.load_weights(source))

@@ -64,7 +64,7 @@ def test_session_is_shown_in_turns_and_observations_with_log_probabilities(loops
     assert "turn 1 (3 tokens, trained on, log-probability -" in text
     assert "no loss)\n    " in text
     assert "turn 2 (2 tokens" in text
-    assert text.splitlines()[-1].endswith("reward 0")
+    assert ", reward 0, agent/reused_tokens" in text.splitlines()[-1]
 
 
 def test_same_session_has_the_same_samples_and_another_has_others(loops: str) -> None:

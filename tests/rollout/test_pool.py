@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import time
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
@@ -12,12 +16,15 @@ from transformers import AutoModelForCausalLM
 
 from tqppo.data.prompts import Prompt
 from tqppo.errors import DeadlineExceeded, EngineError
-from tqppo.protocols import EngineSpec, Sampling, WeightSource
+from tqppo.protocols import Completion, EngineSpec, Request, Sampling, WeightSource
 from tqppo.queue.client import Queue
 from tqppo.rewards.scorer import ScorerSpec
 from tqppo.rollout.assignment import Assignment
+from tqppo.rollout.loops.base import load_loop
 from tqppo.rollout.pool import RolloutPool, is_local
-from tqppo.rollout.worker import RolloutSpec
+from tqppo.rollout.session import Session
+from tqppo.rollout.trajectory import Trajectory
+from tqppo.rollout.worker import RolloutSpec, RolloutWorker
 from tqppo.weights.verify import Probe
 
 TOKENS = [1, 2, 3, 4]
@@ -59,6 +66,53 @@ def test_every_prompt_is_sampled_once_over_the_replicas(pool: RolloutPool, queue
     queue.clear(rows)
 
 
+def record_sessions(worker: RolloutWorker) -> None:
+    """Have sessions ask three times, and write down which of them ask this engine. Runs on the worker."""
+    generate, asked = worker.engine.generate, []
+
+    async def recorded(request: Request) -> Completion:
+        asked.append(request.session)
+        return await generate(request)
+
+    class ThreeTurns:
+        async def run(self, prompt: Prompt, llm: Session) -> list[Trajectory]:
+            context = list(prompt.tokens)
+            for _ in range(3):
+                done = await llm.generate(context)
+                context += done.tokens
+            return [Trajectory(prompt.tokens, done.tokens, [True] * len(done.tokens), done.logprobs, "stop", 0)]
+
+    worker.loop, worker.asked = ThreeTurns(), asked  # type: ignore[attr-defined]
+    worker.engine.generate = recorded  # type: ignore[method-assign]
+
+
+def forget_sessions(worker: RolloutWorker) -> list[str]:
+    """Undo `record_sessions`; returns who asked."""
+    del worker.engine.generate
+    worker.loop = load_loop("single_turn", {})
+    return worker.asked  # type: ignore[attr-defined, no-any-return]
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_all_turns_of_a_session_go_to_one_replica(pool: RolloutPool, queue: Queue, deterministic: bool) -> None:
+    """In turn, and by load with room for one group at a time."""
+    specs = pool.specs
+    engine = replace(specs[0].engine, deterministic=deterministic, max_running=2)
+    pool.specs = [replace(specs[0], engine=engine)] * 2
+    ray.get([worker.__ray_call__.remote(record_sessions) for worker in pool.workers])
+    try:
+        pool.generate(prompts(5), task())
+    finally:
+        pool.specs = specs
+        asked = ray.get([worker.__ray_call__.remote(forget_sessions) for worker in pool.workers])
+    assert not set(asked[0]) & set(asked[1])
+    assert sorted(Counter(asked[0] + asked[1]).values()) == [3] * 10
+    assert all(asked)
+    if deterministic:
+        assert [len(set(each)) for each in asked] == [6, 4]
+    queue.clear(queue.list())
+
+
 def test_weights_that_are_not_the_trainer_s_are_noticed(pool: RolloutPool, tiny_model: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32).eval()
     with torch.no_grad():
@@ -76,8 +130,16 @@ def test_at_the_deadline_the_missing_prompts_are_named(pool: RolloutPool, queue:
             pool.generate(prompts(1), task(max_new_tokens=40))
     finally:
         pool.timeout_s = 120
-    queue.clear(queue.wait(["p0-0-0"], where={"is_prompt": True}))
-    queue.clear(queue.list())
+    deadline = time.monotonic() + 30
+    while sum(ray.get([worker.__ray_call__.remote(num_under_way) for worker in pool.workers])):
+        assert time.monotonic() < deadline, "the sessions of a step that was given up go on"
+    assert not queue.list().keys
+
+
+def num_under_way(worker: RolloutWorker) -> int:
+    """Rows that decode, requests that wait and caches that are kept. Runs on the worker."""
+    engine: Any = worker.engine
+    return engine._decoder.num_rows + len(engine._pending._by_id) + len(engine._decoder.kept)
 
 
 def test_a_dead_replica_is_an_engine_error(queue: Queue, tiny_model: Path) -> None:

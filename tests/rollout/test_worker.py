@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -10,7 +11,7 @@ from typing import Any, ClassVar
 import pytest
 
 from tqppo.data.prompts import Prompt
-from tqppo.errors import DataError
+from tqppo.errors import DataError, EngineError
 from tqppo.protocols import Completion, EngineCapabilities, EngineSpec, Request, Sampling
 from tqppo.queue.client import Queue
 from tqppo.rewards.scorer import ScorerSpec
@@ -24,18 +25,22 @@ from tqppo.rollout.worker import RolloutSpec, RolloutWorker
 
 
 class CountingEngine:
-    """Answers with as many tokens as the seed says, and keeps count of what it was promised."""
+    """Answers with as many tokens as the seed says, and keeps the sessions that it was told of."""
 
     capabilities: ClassVar[EngineCapabilities] = EngineCapabilities(deterministic=True)
 
     def __init__(self, spec: EngineSpec) -> None:
-        self.expected = 0
+        self.announced: list[str] = []
+        self.ended: list[str] = []
         self.requests: list[Request] = []
 
     async def start(self) -> None: ...
 
-    def expect(self, num_requests: int) -> None:
-        self.expected += num_requests
+    def expect(self, sessions: Sequence[str], batch: str = "") -> None:
+        self.announced += sessions
+
+    def end_session(self, session: str) -> None:
+        self.ended.append(session)
 
     async def generate(self, request: Request) -> Completion:
         self.requests.append(request)
@@ -108,7 +113,8 @@ def test_every_session_is_a_row_and_every_prompt_a_marker(queue: Queue, make_wor
     assert [len(row) for row in columns["tokens"].unbind()] == [3 + length for length in lengths]
     assert columns["reward"].tolist() == [tags["reward"] for tags in rows.tags]
     assert all(tags["weight_version"] == 7 for tags in rows.tags)
-    assert worker.engine.expected == 6 == len(worker.engine.requests)
+    assert worker.engine.announced == [request.session for request in worker.engine.requests]
+    assert sorted(worker.engine.ended) == sorted(worker.engine.announced)
 
 
 def test_seeds_depend_on_step_prompt_session_and_turn_only(make_worker: Any, queue: Queue) -> None:
@@ -134,7 +140,8 @@ def test_a_failed_session_marks_its_group_and_the_others_stay(queue: Queue, make
     assert [found[f"p0-0-{i}"]["status"] for i in range(3)] == ["finished", "failed", "finished"]
     assert "tool server is down" in found["p0-0-1"]["error"]
     assert found["p0-0-1"]["rows"] == 1
-    assert worker.engine.expected == 5  # the session that never asked was taken back
+    assert len(worker.engine.requests) == 5
+    assert sorted(worker.engine.ended) == sorted(worker.engine.announced), "the session that never asked ended, too"
 
 
 class FailsAtFirst:
@@ -168,7 +175,8 @@ def test_a_retried_session_is_the_one_that_it_would_have_been(queue: Queue, make
     worker = make_worker(FailsAtFirst(2), session_retries=2)
     assert tokens(worker) == tokens(make_worker())
     assert retried == [8, 0]
-    assert worker.engine.expected == len(worker.engine.requests) == 12
+    assert len(worker.engine.requests) == 12
+    assert len(worker.engine.announced) == len(worker.engine.ended) == 4
     assert len({request.request_id for request in worker.engine.requests}) == 12, "an abandoned request keeps its name"
 
 
@@ -176,6 +184,44 @@ def test_a_session_that_fails_more_often_than_it_is_retried_fails_its_group(queu
     sample(make_worker(FailsAtFirst(2), session_retries=1), 1)
     (marker,) = markers(queue).values()
     assert (marker["status"], marker["failed_sessions"], marker["retries"], marker["rows"]) == ("failed", 2, 2, 0)
+
+
+def test_when_the_engine_fails_the_other_sessions_end_with_their_requests(queue: Queue, make_worker: Any) -> None:
+    class FailsLater:
+        cancelled = 0
+
+        async def run(self, prompt: Prompt, llm: Session) -> list[Trajectory]:
+            await llm.generate(prompt.tokens)
+            if prompt.index == 1 and llm.order[1] == 0:
+                raise EngineError("the server is gone")
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                self.cancelled += 1
+                raise
+            return []
+
+    worker = make_worker(loop := FailsLater())
+    with pytest.raises(EngineError, match="the server is gone"):
+        sample(worker)
+    assert loop.cancelled == 5
+    assert sorted(worker.engine.ended) == sorted(worker.engine.announced)
+
+
+def test_no_more_sessions_play_at_a_time_than_allowed(queue: Queue, make_worker: Any) -> None:
+    class Counts:
+        playing = most = 0
+
+        async def run(self, prompt: Prompt, llm: Session) -> list[Trajectory]:
+            self.playing += 1
+            self.most = max(self.most, self.playing)
+            done = await llm.generate(prompt.tokens)
+            self.playing -= 1
+            return [Trajectory(prompt.tokens, done.tokens, [True] * len(done.tokens), done.logprobs, "stop", 7)]
+
+    sample(make_worker(loop := Counts(), max_sessions=4))
+    assert loop.most == 4
+    assert len(queue.list(where={"is_prompt": None}).keys) == 6
 
 
 def test_all_trajectories_of_a_session_carry_its_final_reward(queue: Queue, make_worker: Any) -> None:

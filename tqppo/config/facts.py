@@ -119,6 +119,12 @@ def is_agent(config: Config) -> bool:
     return config.rollout.agent != "single_turn"
 
 
+def prefix_cache_bytes(config: Config) -> int:
+    """Largest size of the caches that one replica keeps between turns; 0 where no session has a second one."""
+    keeps = is_agent(config) and config.rollout.backend == "embedded"
+    return int(config.rollout.prefix_cache_gb * 2**30) if keeps else 0
+
+
 def rows_per_step(config: Config) -> int:
     """Rows of a step in which every session yields one trajectory."""
     return config.data.batch_size * config.rollout.group_size

@@ -139,6 +139,10 @@ class RolloutSection(Section):
     """Engine processes; prompts are spread over them by whole groups."""
     max_running: Positive = 256
     """Sequences that one replica decodes at once."""
+    max_sessions: NonNegative = 0
+    """Sessions that one replica plays at a time, tools included. 0: all of them."""
+    prefix_cache_gb: NonNegativeFloat = 1.0
+    """GiB per replica for caches of sessions between turns (embedded). 0: every turn computes all of its tokens."""
     tensor_parallel: Positive = 1
     """GPUs per replica (vllm, sglang)."""
     memory_fraction: Annotated[float, Field(gt=0, le=1)] = 0.6

@@ -34,11 +34,17 @@ MIXED: tuple[Fields, ...] = (
 
 def assert_exact(subject: Subject, requests: Sequence[Request], tolerance: float) -> list[Completion]:
     completions = subject.generate(*requests)
+    check_exact(subject, requests, completions, tolerance)
+    return completions
+
+
+def check_exact(
+    subject: Subject, requests: Sequence[Request], completions: Sequence[Completion], tolerance: float
+) -> None:
     for asked, got in zip(requests, completions, strict=True):
         assert len(got.tokens) == len(got.logprobs) >= 1
         difference = (torch.tensor(got.logprobs) - subject.expected_logprobs(asked, got)).abs().max()
         assert difference <= tolerance, f"log-probabilities are {difference:.2g} away from a plain forward: {asked}"
-    return completions
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -137,6 +143,34 @@ def test_a_deterministic_engine_gives_the_same_bytes_whatever_the_arrival_order(
     shuffled = random.Random(1).sample(asked, len(asked))
     by_id = dict(zip((r.request_id for r in shuffled), subject.generate(*shuffled), strict=True))
     assert subject.generate(*asked) == [by_id[r.request_id] for r in asked]
+
+
+def test_later_turns_of_sessions_are_exact_also_after_an_update(
+    subject: Subject, tolerance: float, tmp_path: Path
+) -> None:
+    """An engine may keep what it computed of a session's earlier turns, but not beyond new weights."""
+    contexts = prompts(6, longest=60, seed=5)
+    names = [f"talk-{i}" for i in range(len(contexts))]
+    for turn in range(4):
+        if turn == 3:
+            publish_head(write_tiny_model(tmp_path, family=subject.reference.config.model_type, seed=200))
+            subject.load(tmp_path)
+        asked = [
+            request(context, seed=turn, order=(i,), session=name, max_new_tokens=8)
+            for i, (name, context) in enumerate(zip(names, contexts, strict=True))
+        ]
+        completions = subject.run(turn_of(subject, asked))
+        check_exact(subject, asked, completions, tolerance)
+        contexts = [
+            [*context, *done.tokens, 65 + turn, 66] for context, done in zip(contexts, completions, strict=True)
+        ]
+    for name in names:
+        subject.engine.end_session(name)
+    subject.engine.end_session("no such session")
+
+
+async def turn_of(subject: Subject, requests: Sequence[Request]) -> list[Completion]:
+    return list(await asyncio.gather(*map(subject.engine.generate, requests)))
 
 
 def test_abort_ends_a_request_early_with_what_it_has(subject: Subject) -> None:

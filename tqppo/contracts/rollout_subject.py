@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tqppo import plugins
+from tqppo.engines.together import generate_together
 from tqppo.protocols import (
     Completion,
     EngineSpec,
@@ -56,11 +57,7 @@ class Subject:
         return self.loop.run_until_complete(asyncio.wait_for(work, TIMEOUT_S))
 
     def generate(self, *requests: Request) -> list[Completion]:
-        async def work() -> list[Completion]:
-            self.engine.expect(len(requests))
-            return list(await asyncio.gather(*(self.engine.generate(request) for request in requests)))
-
-        return self.run(work())
+        return self.run(generate_together(self.engine, requests))
 
     def score(
         self, *sequences: Sequence[int], top_k: int = 0, starts: Sequence[int] = (), hidden: bool = False
@@ -105,8 +102,10 @@ def sampling_logprobs(logits: Tensor, sampling: Sampling, *, joint: bool = False
     return logprobs.log_softmax(-1)
 
 
-def request(tokens: Sequence[int], *, seed: int = 0, order: tuple[int, ...] = (), **sampling: Any) -> Request:
-    return Request(tokens, Sampling(**sampling), seed, f"request-{next(_NUMBERS)}", order)
+def request(
+    tokens: Sequence[int], *, seed: int = 0, order: tuple[int, ...] = (), session: str = "", **sampling: Any
+) -> Request:
+    return Request(tokens, Sampling(**sampling), seed, f"request-{next(_NUMBERS)}", order, session)
 
 
 def prompts(count: int, *, longest: int = 24, seed: int = 0) -> list[list[int]]:
@@ -141,6 +140,7 @@ def open_subject(
     settings = {
         "model": str(folder),
         "max_context_tokens": MAX_CONTEXT,
+        "prefix_cache_bytes": 1 << 20,
         "eos_token_ids": (EOS,),
         "log_dir": str(log_dir),
         **options,

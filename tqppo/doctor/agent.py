@@ -141,7 +141,6 @@ async def _play(config: Config, prompt: Prompt, llm: Session, loop: RunsSessions
         if isinstance(loop, AgentLoop):
             await loop.start(llm.chat)
         await llm.engine.start()
-        llm.engine.expect(1)
         trajectories = await _session(prompt, llm, loop)
         answer = _answer(trajectories[-1], llm.chat)
         reward = trajectories[-1].reward

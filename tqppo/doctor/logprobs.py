@@ -18,6 +18,7 @@ from tqppo.config.sections import Config
 from tqppo.data.prompts import DataSpec, demonstrations
 from tqppo.data.prompts import load as load_prompts
 from tqppo.doctor.compare import Mismatch, compare
+from tqppo.engines.together import generate_together
 from tqppo.protocols import Completion, EngineSpec, Request, Sampling
 from tqppo.run import configure
 from tqppo.run.build import eos_tokens
@@ -73,9 +74,8 @@ async def _sample(backend: str, spec: EngineSpec, prompts: Sequence[list[int]], 
     engine = plugins.load("rollout", backend)(spec)
     try:
         await engine.start()
-        engine.expect(len(prompts))
         requests = [Request(tokens, sampling, i, f"doctor-{i}", (i,)) for i, tokens in enumerate(prompts)]
-        return list(await asyncio.gather(*(engine.generate(request) for request in requests)))
+        return await generate_together(engine, requests)
     finally:
         await engine.close()
 

@@ -21,6 +21,7 @@ from tqppo.config.sections import Config
 from tqppo.data.prompts import DataSpec, Prompt
 from tqppo.data.prompts import load as load_prompts
 from tqppo.doctor.logprobs import engine_spec, hide_progress_bars, prepare_model
+from tqppo.engines.together import generate_together
 from tqppo.errors import EngineError
 from tqppo.protocols import Completion, EngineSpec, Request, RolloutEngine, Scores
 from tqppo.rollout.teachers.privileged import own_prompt
@@ -121,9 +122,8 @@ async def _sample(config: Config, spec: EngineSpec, prompts: Sequence[Prompt]) -
     sampling = configure.sampling(config)
     try:
         await engine.start()
-        engine.expect(len(prompts))
         requests = [Request(each.tokens, sampling, i, f"probe-{i}", (i,)) for i, each in enumerate(prompts)]
-        return list(await asyncio.gather(*(engine.generate(request) for request in requests)))
+        return await generate_together(engine, requests)
     finally:
         await engine.close()
 

@@ -1,6 +1,6 @@
 """`metrics.jsonl` and `events.jsonl` of a run: one JSON object per line, written without a buffer. Imports no torch.
 
-Two runs of one config and seed write the same bytes, except for the keys that begin with one of `TIMINGS`.
+Two runs of one config and seed write the same bytes, except for the keys that `is_timing` names.
 """
 
 from __future__ import annotations
@@ -123,7 +123,11 @@ def _unused(path: Path) -> Path:
 
 def without_timings(metrics: Mapping[str, float | None]) -> Line:
     """The metrics that two runs of one config and seed agree on."""
-    return {name: value for name, value in metrics.items() if not name.startswith(TIMINGS)}
+    return {name: value for name, value in metrics.items() if not is_timing(name)}
+
+
+def is_timing(name: str) -> bool:
+    return name.startswith(TIMINGS) or (name.startswith("tool/") and name.endswith("/seconds"))
 
 
 def comparable(path: str | Path) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tqppo.protocols import Sampling
@@ -24,3 +25,20 @@ class Assignment:
     def num_sessions(self) -> int:
         """Sessions per prompt; the greedy one comes last and has the number `group_size`."""
         return self.group_size + self.greedy
+
+    @property
+    def batch(self) -> str:
+        """The name under which a deterministic engine knows the sessions of this step."""
+        return f"{self.seed}-{self.partition}-{self.step}"
+
+    def session_parts(self, uid: str, session: int) -> tuple[int | str, ...]:
+        """What the seeds of a session's turns follow from."""
+        return (self.seed, self.partition, self.step, uid, session)
+
+    def session_name(self, uid: str, session: int) -> str:
+        return session_name(self.session_parts(uid, session))
+
+
+def session_name(parts: Sequence[int | str]) -> str:
+    """The name of a session, and of a sub-agent's, whose own names come after a slash each."""
+    return "/".join(("-".join(map(str, parts[:5])), *map(str, parts[5:])))

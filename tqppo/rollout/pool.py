@@ -11,11 +11,13 @@ import ray
 from ray.actor import ActorProxy
 
 from tqppo.data.prompts import Prompt
+from tqppo.engines.capabilities import capabilities_of
 from tqppo.errors import EngineError
 from tqppo.protocols import WeightSource
 from tqppo.queue.client import Queue
 from tqppo.ray_calls import call, close_all, results
 from tqppo.rollout.assignment import Assignment
+from tqppo.rollout.dispatch import Dispatcher
 from tqppo.rollout.teachers.client import TeacherRoutes
 from tqppo.rollout.teachers.figures import RolloutReport
 from tqppo.rollout.worker import RolloutSpec, RolloutWorker
@@ -27,7 +29,7 @@ CLOSE_TIMEOUT_S = 30.0
 
 
 class RolloutPool:
-    """One Ray actor per replica. Whole groups go to the replicas in turn, so that the split is reproducible."""
+    """One Ray actor per replica. A group, with all its sessions and their turns, stays on one of them."""
 
     def __init__(self, spec: RolloutSpec, queue: Queue, *, endpoints: Sequence[str], replicas: int, timeout_s: float):
         self.specs = [
@@ -36,6 +38,7 @@ class RolloutPool:
         ]
         self.queue = queue
         self.timeout_s = timeout_s
+        self.has_teachers = False
         self.workers: list[ActorProxy[RolloutWorker]] = []
         self.nodes: list[str] = []  # Ray's node id of each worker
         self.sender: tuple[str, ActorProxy[Sender]] | None = None  # Ray's node id, actor
@@ -52,21 +55,30 @@ class RolloutPool:
 
     def use_teachers(self, routes: TeacherRoutes) -> None:
         """Have every row scored by its teacher from now on."""
+        self.has_teachers = True  # which rows are scored together follows from the split
         calls = [call(worker, RolloutWorker.use_teachers, routes, i) for i, worker in enumerate(self.workers)]
         results(calls, self.timeout_s, "telling the rollout workers of the teachers", died=EngineError)
 
     def generate(self, prompts: Sequence[tuple[int, Prompt]], task: Assignment) -> RolloutReport:
         """Sample these (order, prompt) pairs; returns when every group is in the queue."""
-        shares = [prompts[i :: len(self.workers)] for i in range(len(self.workers))]
-        assert sum(map(len, shares)) == len(prompts), "a prompt would be lost or sampled twice"
-        calls = [
-            call(worker, RolloutWorker.generate, share, task)
-            for worker, share in zip(self.workers, shares, strict=True)
-            if share
-        ]
         uids = [prompt.uid for _, prompt in prompts]
-        missing = partial(self._missing, uids, task.partition)
-        return RolloutReport.join(results(calls, self.timeout_s, "the rollout", missing=missing, died=EngineError))
+        dispatcher: Dispatcher[tuple[int, Prompt], RolloutReport] = Dispatcher(
+            start=lambda replica, share: call(self.workers[replica], RolloutWorker.generate, share, task),
+            num_replicas=len(self.workers),
+            room=self._room(task),
+            timeout_s=self.timeout_s,
+            missing=partial(self._missing, uids, task.partition),
+        )
+        return RolloutReport.join(dispatcher.run(prompts))
+
+    def _room(self, task: Assignment) -> int:
+        """Groups that one replica has under way; 0: all of its share at once, so that the split is reproducible."""
+        spec, known = self.specs[0], capabilities_of(self.specs[0].backend)
+        is_reproducible = spec.engine.deterministic and known is not None and known.deterministic
+        if is_reproducible or self.has_teachers or len(self.workers) == 1:
+            return 0
+        sessions = spec.max_sessions or spec.engine.max_running
+        return max(1, sessions // task.num_sessions)
 
     def load_weights(self, source: WeightSource, probe: Probe | None = None) -> None:
         """Load the weights into every engine; returns when all of them use the new version."""

@@ -11,6 +11,7 @@ from operator import itemgetter
 from typing import Any
 
 from tqppo.protocols import Completion, Request, RolloutEngine, Sampling
+from tqppo.rollout.assignment import session_name
 from tqppo.rollout.template import ChatTemplate, Tokenizer
 from tqppo.rollout.trajectory import Trajectory
 
@@ -26,7 +27,6 @@ class SessionRecord:
     """What a session and its children did, together."""
 
     completions: list[Completion] = field(default_factory=list)
-    num_requests: int = 0
     counts: dict[str, float] = field(default_factory=dict)
     is_cancelled: bool = False
     children: set[str] = field(default_factory=set)
@@ -45,6 +45,11 @@ class Session:
     turn: int = 0
     attempt: int = 0  # retries so far: requests of an attempt that failed may still run, and keep their names
     record: SessionRecord = field(default_factory=SessionRecord)
+
+    @property
+    def name(self) -> str:
+        """The same for all turns and retries; a sub-agent's begins with its parent's."""
+        return session_name(self.seed_parts)
 
     @property
     def chat(self) -> ChatTemplate:
@@ -82,11 +87,13 @@ class Session:
             seed=counter_seed(*self.seed_parts, self.turn),
             request_id=self._request_id(),
             order=(*self.order, self.turn),
+            session=self.name,
         )
         self.turn += 1
-        self.record.num_requests += 1
         completion = await self.engine.generate(request)
         self.record.completions.append(completion)
+        if completion.reused_tokens and self.turn > 1:
+            self.count("agent/reused_tokens", completion.reused_tokens)
         return completion
 
     def _request_id(self) -> str:

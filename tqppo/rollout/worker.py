@@ -6,9 +6,9 @@ Finished groups go straight from here into the queue.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import cast
+from typing import TypeVar, cast
 
 import numpy as np
 import ray
@@ -23,6 +23,8 @@ from tqppo.rewards.scorer import Scorer, ScorerSpec
 from tqppo.rollout.assignment import Assignment
 from tqppo.rollout.chunks import ChunkWriter
 from tqppo.rollout.loops.base import AgentLoop, RunsSessions, Session, Trajectory, load_loop
+from tqppo.rollout.session import SessionRecord
+from tqppo.rollout.slots import SessionSlots, all_or_none
 from tqppo.rollout.teachers.client import TeacherClient, TeacherRoutes
 from tqppo.rollout.teachers.figures import RolloutReport
 from tqppo.rollout.teachers.privileged import own_prompt
@@ -32,6 +34,8 @@ from tqppo.rollout.writer import GroupWriter, Outcome
 from tqppo.weights.copy import Copies
 from tqppo.weights.send import meeting_place
 from tqppo.weights.verify import Probe, verify_logprobs
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +50,18 @@ class RolloutSpec:
     agent_args: Mapping[str, object] = field(default_factory=dict)
     max_trajectories: int = 1
     session_retries: int = 0
+    max_sessions: int = 0  # played at a time; 0: all
     trust_remote_code: bool = False
     weight_sync: str = "auto"
     chat_template: bool = True  # whether prompts are rendered as chats
+
+
+async def _result(work: Coroutine[None, None, T]) -> T | BaseException:
+    """The result, or the error that fails the session. Errors of engine or dataset end the run, so they are raised."""
+    (outcome,) = await asyncio.gather(work, return_exceptions=True)
+    if isinstance(outcome, (EngineError, DataError, asyncio.CancelledError)):
+        raise outcome
+    return outcome
 
 
 class RolloutWorker:
@@ -81,10 +94,14 @@ class RolloutWorker:
         self.teachers = TeacherClient(routes, place)
 
     async def generate(self, prompts: Sequence[tuple[int, Prompt]], task: Assignment) -> RolloutReport:
-        """Sample every session of these (order, prompt) pairs; returns when all groups are in the queue, and scored."""
-        self.engine.expect(len(prompts) * task.num_sessions)
+        """Sample every session of these (order, prompt) pairs; returns when all groups are in the queue, and scored.
+
+        When a session ends the run, or the call is cancelled, the other sessions are cancelled with their requests.
+        """
+        names = [task.session_name(prompt.uid, i) for _, prompt in prompts for i in range(task.num_sessions)]
+        slots = SessionSlots(self.engine, names, batch=task.batch, limit=self.spec.max_sessions)
         writer = self._writer([prompt for _, prompt in prompts], task)
-        await asyncio.gather(*(self._group(order, prompt, task, writer) for order, prompt in prompts))
+        await all_or_none(self._group(order, prompt, task, writer, slots) for order, prompt in prompts)
         await writer.finish()
         return RolloutReport() if self.teachers is None else self.teachers.take_report()
 
@@ -106,60 +123,56 @@ class RolloutWorker:
         scores = await self.engine.score_many(tokens, starts=starts)
         return [each.logprobs[start:-1] for each, start in zip(scores, starts, strict=True)]
 
-    async def _group(self, order: int, prompt: Prompt, task: Assignment, writer: GroupWriter | ChunkWriter) -> None:
-        """Run all sessions of one prompt. A session that fails for good marks its group as failed.
+    async def _group(
+        self, order: int, prompt: Prompt, task: Assignment, writer: GroupWriter | ChunkWriter, slots: SessionSlots
+    ) -> None:
+        """Run all sessions of one prompt. A session that fails for good marks its group as failed."""
+        sessions = range(task.num_sessions)
+        ended = await all_or_none(self._session(order, prompt, index, task, slots) for index in sessions)
+        finished = [outcome for outcome, _ in ended if isinstance(outcome, Outcome)]
+        errors = [outcome for outcome, _ in ended if isinstance(outcome, BaseException)]
+        await writer.add(order, prompt, finished, errors, retries=sum(retries for _, retries in ended))
+
+    async def _session(
+        self, order: int, prompt: Prompt, index: int, task: Assignment, slots: SessionSlots
+    ) -> tuple[Outcome | BaseException, int]:
+        """Play one session; returns its outcome or error, and the number of retries. An engine's error is raised.
 
         A retry has the seeds of the first attempt: after a failure that passes, such as a tool server's, the session
         is the one that it would have been, and no answer that makes a tool fail is replaced by a luckier one.
         """
-        outcomes: dict[int, Outcome | BaseException] = {}
-        pending, retries = list(range(task.num_sessions)), 0
-        for attempt in range(self.spec.session_retries + 1):
-            if attempt:
-                self.engine.expect(len(pending))
-                retries += len(pending)
-            outcomes |= await self._attempt(order, prompt, pending, task, attempt)
-            pending = [index for index in pending if isinstance(outcomes[index], BaseException)]
-            if not pending:
-                break
-        settled = [outcomes[index] for index in sorted(outcomes)]
-        finished = [outcome for outcome in settled if isinstance(outcome, Outcome)]
-        errors = [outcome for outcome in settled if isinstance(outcome, BaseException)]
-        await writer.add(order, prompt, finished, errors, retries=retries)
+        llm = self._new_session(order, prompt, index, task)
+        retries = 0
+        async with slots.playing(llm.name):
+            played = await _result(self._play(prompt, llm))
+            while isinstance(played, BaseException) and retries < self.spec.session_retries:
+                retries += 1
+                llm = replace(llm, turn=0, attempt=retries, record=SessionRecord())
+                played = await _result(self._play(prompt, llm))
+        if isinstance(played, BaseException):
+            return played, retries
+        outcome = await _result(self._score(prompt, index, played))
+        if isinstance(outcome, Outcome):
+            outcome = replace(outcome, counts=llm.totals(played))
+        return outcome, retries
 
-    async def _attempt(
-        self, order: int, prompt: Prompt, sessions: Sequence[int], task: Assignment, attempt: int
-    ) -> dict[int, Outcome | BaseException]:
-        """Run these sessions and return what each ended with. A failed engine or dataset ends the run."""
-        outcomes = await asyncio.gather(
-            *(self._session(order, prompt, index, task, attempt) for index in sessions), return_exceptions=True
-        )
-        for outcome in outcomes:
-            if isinstance(outcome, (EngineError, DataError, asyncio.CancelledError)):
-                raise outcome
-        return dict(zip(sessions, outcomes, strict=True))
-
-    async def _session(self, order: int, prompt: Prompt, index: int, task: Assignment, attempt: int = 0) -> Outcome:
+    def _new_session(self, order: int, prompt: Prompt, index: int, task: Assignment) -> Session:
         is_greedy = index == task.group_size
-        llm = Session(
+        return Session(
             self.engine,
             replace(task.sampling, temperature=0.0, top_p=1.0, top_k=0) if is_greedy else task.sampling,
-            seed_parts=(task.seed, task.partition, task.step, prompt.uid, index),
+            seed_parts=task.session_parts(prompt.uid, index),
             order=(order, index),
             chat_template=self.chat,
             max_context_tokens=self.spec.engine.max_context_tokens,
-            attempt=attempt,
         )
+
+    async def _play(self, prompt: Prompt, llm: Session) -> list[Trajectory]:
         try:
-            trajectories = await self.loop.run(prompt, llm)
+            return await self.loop.run(prompt, llm)
         except asyncio.CancelledError:
             llm.record.is_cancelled = True
             raise
-        finally:
-            if llm.record.num_requests == 0:  # the loop made no request, so the engine must not wait for one
-                self.engine.expect(-1)
-        outcome = await self._score(prompt, index, trajectories)
-        return replace(outcome, counts=llm.totals(trajectories))
 
     async def _score(self, prompt: Prompt, index: int, trajectories: list[Trajectory]) -> Outcome:
         if not trajectories:

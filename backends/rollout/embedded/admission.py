@@ -1,20 +1,75 @@
 """Which requests join the batch, and when. In deterministic mode the answer does not depend on timing.
 
-Announced requests form a cohort, which is complete when all of them have come. It is sorted by `Request.order` and
-decodes alone. Requests that were not announced join at once, unless a cohort is decoding or waiting.
+Announced sessions form a batch and go turn by turn: once every session of the batch has asked or ended, one request of
+each forms a cohort, which is sorted by `Request.order` and decodes alone. Requests of sessions that were not announced
+join at once, unless a cohort is decoding or waiting.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator, Sequence
 from typing import Generic, Protocol, TypeVar
 
 
 class Ordered(Protocol):
-    order: tuple[int, ...]
+    @property
+    def order(self) -> tuple[int, ...]: ...
+    @property
+    def family(self) -> str: ...
 
 
 T = TypeVar("T", bound=Ordered)
+
+
+class SessionBatch(Generic[T]):
+    """Sessions that wait for each other, each with its requests that wait. Those of one session keep their order."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[str, deque[T]] = {}
+        self.decoding: set[T] = set()  # requests in a cohort that have no result yet
+        self._num_idle = 0  # sessions without a waiting request
+
+    def __len__(self) -> int:
+        return len(self.waiting)
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether requests wait for sessions that have nothing to decode either."""
+        return self._num_idle < len(self.waiting) and not self.decoding
+
+    @property
+    def missing(self) -> list[str]:
+        return [session for session, requests in self.waiting.items() if not requests]
+
+    def open(self, session: str) -> None:
+        self.waiting[session] = deque()
+        self._num_idle += 1
+
+    def add(self, request: T) -> None:
+        requests = self.waiting[request.family]
+        self._num_idle -= not requests
+        requests.append(request)
+
+    def remove(self, request: T) -> None:
+        requests = self.waiting[request.family]
+        requests.remove(request)
+        self._num_idle += not requests
+
+    def close(self, session: str) -> deque[T]:
+        """Take a session out; returns what it still waits for."""
+        requests = self.waiting.pop(session)
+        self._num_idle -= not requests
+        return requests
+
+    def cohort(self) -> list[T]:
+        """One request of each session, sorted, once all of them wait; else empty."""
+        if self._num_idle:
+            return []
+        cohort = [requests.popleft() for requests in self.waiting.values()]
+        self._num_idle = len(self.missing)
+        self.decoding.update(cohort)
+        return sorted(cohort, key=_order)
 
 
 class Admission(Generic[T]):
@@ -23,10 +78,10 @@ class Admission(Generic[T]):
     def __init__(self, *, deterministic: bool, max_rows: int) -> None:
         self._deterministic = deterministic
         self._max_rows = max_rows
-        self.num_expected = 0  # announced, not come yet
-        self.gathering: list[T] = []  # announced and come, waiting for the others
+        self._batches: dict[str, SessionBatch[T]] = {}
+        self._batch_of: dict[str, str] = {}  # session → name of its batch
         self._cohorts: deque[list[T]] = deque()  # complete
-        self._open: list[T] = []  # not announced
+        self._open: list[T] = []  # of sessions that were not announced
         self._current: deque[T] = deque()  # the rest of the batch that decodes, not yet admitted
         self._is_closed = False  # the batch that decodes is a cohort
 
@@ -35,19 +90,40 @@ class Admission(Generic[T]):
         """Whether a request can be admitted as soon as there is room."""
         return bool(self._current or self._open or self._cohorts)
 
-    def expect(self, num_requests: int) -> None:
-        """Announce requests; a negative number withdraws announcements."""
-        if self._deterministic:
-            self.num_expected = max(0, self.num_expected + num_requests)
-            self._complete()
+    @property
+    def is_admitting(self) -> bool:
+        """Whether some requests of the batch that decodes have no row yet."""
+        return bool(self._current)
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether requests wait only for sessions that neither ask nor end."""
+        return any(batch.is_stalled for batch in self._batches.values())
+
+    def expect(self, sessions: Sequence[str], batch: str) -> None:
+        """Announce sessions: from now on the others of their batch wait for them."""
+        if not self._deterministic:
+            return
+        joined = self._batches.setdefault(batch, SessionBatch())
+        for session in sessions:
+            if session not in self._batch_of:
+                self._batch_of[session] = batch
+                joined.open(session)
+
+    def end(self, session: str) -> None:
+        """The others of its batch no longer wait for this session."""
+        name = self._batch_of.pop(session, None)
+        if name is not None:
+            self._open += self._batches[name].close(session)
+            self._complete(name)
 
     def add(self, request: T) -> None:
-        if self.num_expected:
-            self.num_expected -= 1
-            self.gathering.append(request)
-            self._complete()
-        else:
+        name = self._batch_of.get(request.family)
+        if name is None:
             self._open.append(request)
+        else:
+            self._batches[name].add(request)
+            self._complete(name)
 
     def take(self, num_free: int, num_running: int) -> list[T]:
         """The requests to admit now, in order."""
@@ -59,29 +135,46 @@ class Admission(Generic[T]):
             return []
         return [self._current.popleft() for _ in range(min(waiting, num_free))]
 
+    def finish(self, request: T) -> None:
+        """A request has its result, or its caller has gone."""
+        name = self._batch_of.get(request.family)
+        if name is not None:
+            self._batches[name].decoding.discard(request)
+
     def remove(self, request: T) -> bool:
         """Withdraw a request that has not been admitted; false if it is not waiting."""
-        for place in (self.gathering, self._open, self._current, *self._cohorts):
+        for place in (self._open, self._current, *self._cohorts):
             if request in place:
                 place.remove(request)
                 return True
-        return False
+        batch = self._batches.get(self._batch_of.get(request.family, ""))
+        if batch is None or request not in batch.waiting[request.family]:
+            return False
+        batch.remove(request)
+        return True
 
-    def give_up_gathering(self) -> list[T]:
-        """Cancel all announcements; returns the requests that waited for the others."""
-        gathered, self.gathering, self.num_expected = self.gathering, [], 0
-        return gathered
+    def give_up_waiting(self) -> Iterator[tuple[T, list[str]]]:
+        """End batches that are stalled; yields their waiting requests and the sessions that these waited for."""
+        for name in [name for name, batch in self._batches.items() if batch.is_stalled]:
+            batch = self._batches.pop(name)
+            for session, requests in batch.waiting.items():
+                del self._batch_of[session]
+                yield from ((request, batch.missing) for request in requests)
 
     def clear(self) -> None:
+        """Forget all requests and sessions."""
         self._current.clear()
         self._cohorts.clear()
         self._open.clear()
-        self.give_up_gathering()
+        self._batches.clear()
+        self._batch_of.clear()
 
-    def _complete(self) -> None:
-        if self.gathering and not self.num_expected:
-            self._cohorts.append(sorted(self.gathering, key=_order))
-            self.gathering = []
+    def _complete(self, name: str) -> None:
+        batch = self._batches[name]
+        if not batch:
+            del self._batches[name]
+        elif cohort := batch.cohort():
+            self._cohorts.append(cohort)
 
     def _next_batch(self, num_running: int) -> None:
         if self._cohorts:

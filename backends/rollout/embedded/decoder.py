@@ -5,7 +5,9 @@ Synchronous and without asyncio: the engine calls `advance`, one step at a time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 import torch
@@ -15,7 +17,8 @@ from tqppo.errors import EngineError
 from tqppo.protocols import Completion
 
 from .forward import ModelForward, length_chunks, padded
-from .kv import DecodeCache, PrefillCache
+from .kv import DecodeCache, PrefilledLayers
+from .prefixes import ContinuedCache, ContinuedTurn, KeptPrefixes, continued_chunks
 from .rows import DecodingRows, Ticket
 from .sampler import sample, uniforms
 
@@ -25,12 +28,28 @@ SPARE_COLUMNS = 64  # columns of the cache beyond the prompts, and the step in w
 Finished = list[tuple[Ticket, Completion]]
 
 
+@dataclass(frozen=True, slots=True)
+class NewRows:
+    """Requests whose tokens one forward has computed: request i is row `source[i]` of the cache."""
+
+    tickets: Sequence[Ticket]
+    cache: PrefilledLayers
+    source: Tensor  # [n]
+    begins: Sequence[int] | None  # columns of the first tokens; None: all 0
+    logits: Tensor  # [n, V]
+
+
 class Decoder:
     """Rows decode together; a finished row leaves at once and another request takes its place."""
 
-    def __init__(self, forward: ModelForward, *, max_rows: int, eos_token_ids: tuple[int, ...]) -> None:
+    def __init__(
+        self, forward: ModelForward, kept: KeptPrefixes, *, max_rows: int, eos_token_ids: tuple[int, ...]
+    ) -> None:
         self.model, self.device, self.vocabulary = forward.model, forward.device, forward.vocabulary
         self._forward = forward
+        self.kept = kept
+        self.num_prefilled = 0  # tokens of prompts that were computed, since the start
+        self._reused: dict[Ticket, int] = {}  # tokens that came from a kept cache
         self.max_rows = max_rows
         self.eos_token_ids = eos_token_ids
         self.weight_version = 0
@@ -61,48 +80,68 @@ class Decoder:
         return self._leave(gone, aborted=True)
 
     def reset(self) -> None:
-        """Discard every row after a failure."""
+        """Discard every row and every kept cache after a failure."""
+        self.kept.clear()
+        self._reused.clear()
         self.rows = DecodingRows(self.max_rows, self.vocabulary, self.eos_token_ids)
         self._cache.free()
         self._starts = None
 
     def free(self) -> None:
-        """Free the cache; there must be no rows."""
+        """Free the caches; there must be no rows."""
         assert not self.rows, "rows are still decoding"
+        self.kept.clear()
         self._cache.free()
 
     # Admission.
 
     def _admit(self, tickets: Sequence[Ticket]) -> Finished:
-        """Prefill each distinct prompt once, place a row per request, sample the first tokens."""
+        """Compute the new tokens of each request, place a row per request, sample the first tokens."""
         groups: dict[tuple[int, ...], list[Ticket]] = {}
+        extensions: list[ContinuedTurn] = []
         for ticket in tickets:
-            groups.setdefault(ticket.tokens, []).append(ticket)
-        prompts = sorted(groups, key=len)
+            if found := self.kept.take(ticket):
+                extensions.append(ContinuedTurn(ticket, *found))
+            else:
+                groups.setdefault(ticket.tokens, []).append(ticket)
         begin, logits = len(self.rows), []
-        for chunk in length_chunks(prompts, PREFILL_TOKENS):
-            last = torch.tensor([len(prompt) - 1 for prompt in chunk], device=self.device)
-            cache, chunk_logits = self._forward.prefill(padded(chunk, self.device), last)
-            if chunk[0] is prompts[0]:
-                self._make_room(tickets, len(prompts[-1]), cache)
-            source = self._place(chunk, groups, cache)
-            logits.append(chunk_logits.index_select(0, source))
+        for new in chain(self._prefilled(groups), self._extended(extensions)):
+            if len(self.rows) == begin:
+                self._make_room(tickets, max(len(ticket.tokens) for ticket in tickets), new.cache)
+            self._place(new)
+            logits.append(new.logits)
         self._batch_changed()
         return self._take_tokens(torch.cat(logits) if len(logits) > 1 else logits[0], begin)
 
-    def _place(
-        self, prompts: list[tuple[int, ...]], groups: dict[tuple[int, ...], list[Ticket]], cache: PrefillCache
-    ) -> Tensor:
-        """Make a row per request. Returns the number of each row's prompt [n]."""
-        source = [i for i, prompt in enumerate(prompts) for _ in groups[prompt]]
-        lengths = [len(prompts[i]) for i in source]
-        sources = torch.tensor(source, device=self.device)
-        self._cache.place(cache, sources, lengths)
-        tickets = [ticket for prompt in prompts for ticket in groups[prompt]]
-        self.rows.add(tickets, [self._cache.cursor - length for length in lengths])
-        return sources
+    def _prefilled(self, groups: Mapping[tuple[int, ...], Sequence[Ticket]]) -> Iterator[NewRows]:
+        """Compute each distinct prompt once."""
+        for chunk in length_chunks(sorted(groups, key=len), PREFILL_TOKENS):
+            last = torch.tensor([len(prompt) - 1 for prompt in chunk], device=self.device)
+            cache, logits = self._forward.prefill(padded(chunk, self.device), last)
+            source = torch.tensor([i for i, prompt in enumerate(chunk) for _ in groups[prompt]], device=self.device)
+            tickets = [ticket for prompt in chunk for ticket in groups[prompt]]
+            self.num_prefilled += sum(map(len, chunk))
+            yield NewRows(tickets, cache, source, None, logits.index_select(0, source))
 
-    def _make_room(self, tickets: Sequence[Ticket], longest: int, like: PrefillCache) -> None:
+    def _extended(self, extensions: Sequence[ContinuedTurn]) -> Iterator[NewRows]:
+        """Compute the tokens that come after kept caches."""
+        ordered = sorted(extensions, key=lambda each: (len(each.new_tokens), each.length))
+        for chunk in continued_chunks(ordered, PREFILL_TOKENS):
+            new = [each.new_tokens for each in chunk]
+            cache = ContinuedCache(chunk, len(new[-1]))
+            last = torch.tensor([len(tokens) - 1 for tokens in new], device=self.device)
+            logits = self._forward.extend(padded(new, self.device), last, cache)
+            self._reused.update({each.ticket: each.length for each in chunk})
+            self.num_prefilled += sum(map(len, new))
+            source = torch.arange(len(chunk), device=self.device)
+            yield NewRows([each.ticket for each in chunk], cache, source, cache.begins, logits)
+
+    def _place(self, new: NewRows) -> None:
+        lengths = [len(ticket.tokens) for ticket in new.tickets]
+        self._cache.place(new.cache, new.source, lengths, new.begins)
+        self.rows.add(new.tickets, [self._cache.cursor - length for length in lengths])
+
+    def _make_room(self, tickets: Sequence[Ticket], longest: int, like: PrefilledLayers) -> None:
         """Make room in the cache: rows for the new requests, and columns left of the cursor for the longest prompt."""
         cache, num_rows = self._cache, len(self.rows) + len(tickets)
         need = max(min(ticket.max_new_tokens, SPARE_COLUMNS) + len(ticket.tokens) for ticket in tickets)
@@ -161,8 +200,14 @@ class Decoder:
 
     def _leave(self, gone: np.ndarray, *, aborted: bool = False) -> Finished:
         rows = self.rows
-        tickets = [rows.tickets[row] for row in gone.tolist()]
-        finished = list(zip(tickets, rows.completions(gone, self.weight_version, aborted=aborted), strict=True))
+        completions = rows.completions(gone, self.weight_version, aborted=aborted)
+        finished: Finished = []
+        for row, completion in zip(gone.tolist(), completions, strict=True):
+            ticket = rows.tickets[row]
+            finished.append((ticket, replace(completion, reused_tokens=self._reused.pop(ticket, 0))))
+            if not aborted and self.kept.wants(ticket.session):
+                tokens = (*ticket.tokens, *completion.tokens[:-1])  # the last one has not been computed
+                self.kept.keep(ticket.session, tokens, *self._cache.row(row, int(rows.start[row])))
         targets, sources = rows.remove(gone)
         self._cache.move_rows(targets, sources, len(rows))
         self._batch_changed()

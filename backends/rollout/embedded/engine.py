@@ -21,6 +21,7 @@ from tqppo.protocols import Completion, EngineCapabilities, EngineSpec, Request,
 from .decoder import Decoder
 from .forward import ModelForward
 from .model import load_model
+from .prefixes import KeptPrefixes
 from .requests import PendingRequests, check_request, check_sequences
 from .scoring import ScoringBatch, SequenceScorer
 from .weights import Weights
@@ -58,25 +59,28 @@ class EmbeddedRollout:
         self._num_parameters = sum(parameter.numel() for parameter in model.parameters())
         self._weights = Weights(model)
         forward = ModelForward(model)
-        self._decoder = Decoder(forward, max_rows=self._max_rows, eos_token_ids=self._spec.eos_token_ids)
+        kept = KeptPrefixes(self._spec.prefix_cache_bytes, at_once=not self._spec.deterministic)
+        self._decoder = Decoder(forward, kept, max_rows=self._max_rows, eos_token_ids=self._spec.eos_token_ids)
         self._scorer = SequenceScorer(forward)
         self._state = "ready"
 
     # Requests.
 
-    def expect(self, num_requests: int) -> None:
-        """A negative number means that so many of the announced requests will not come."""
-        self._pending.expect(num_requests)
+    def expect(self, sessions: Sequence[str], batch: str = "") -> None:
+        self._pending.expect(sessions, batch)
+
+    def end_session(self, session: str) -> None:
+        self._pending.end_session(session)
+        if self._decoder is not None:
+            self._decoder.kept.end(session)
+            if self._work is None:
+                self._decoder.kept.settle(between_batches=True)
         self._start_work()
 
     async def generate(self, request: Request) -> Completion:
-        try:
-            check_request(self._spec, request, self._ready().vocabulary)
-            if self._pending.has(request.request_id):
-                raise EngineError(f"a request called {request.request_id!r} is still running")
-        except EngineError:
-            self.expect(-1)  # a refused request counts as one that came, or the rest of its batch would wait for it
-            raise
+        check_request(self._spec, request, self._ready().vocabulary)
+        if self._pending.has(request.request_id):
+            raise EngineError(f"a request called {request.request_id!r} is still running")
         pending = self._pending.add(request)
         self._start_work()
         try:
@@ -108,6 +112,7 @@ class EmbeddedRollout:
             assert self._weights is not None
             await self._drain()
             try:
+                decoder.kept.clear()
                 self._weights.load(source.folder)
                 decoder.weight_version = source.version
             finally:
@@ -170,6 +175,7 @@ class EmbeddedRollout:
         while self._state != "closed":
             if withdrawn := self._pending.withdrawn_rows(decoder.rows.tickets):
                 self._pending.answer(decoder.drop(withdrawn))
+            decoder.kept.settle(between_batches=not decoder.num_rows and not self._pending.is_admitting)
             if self._state == "ready":
                 await self._score_pending()
             is_admitting = self._state == "ready"
@@ -199,4 +205,6 @@ class EmbeddedRollout:
             if self._decoder is not None:
                 self._decoder.reset()
             self._pending.fail("its work was cancelled" if error is None else f"{type(error).__name__}: {error}", error)
+        if self._decoder is not None:
+            self._decoder.kept.settle(between_batches=True)  # of sessions that ended since the last batch
         self._start_work()

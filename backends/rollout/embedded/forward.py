@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from tqppo.errors import EngineError
 
 from .kv import DecodeCache, PrefillCache
+from .prefixes import ContinuedCache
 
 PADDING_PER_FORWARD = 256  # padding tokens that cost about as much as one more forward
 
@@ -35,11 +36,18 @@ class ModelForward:
         Padding is on the right, where causal attention never sees it, so no mask is needed.
         """
         cache = PrefillCache()
-        rows = torch.arange(len(last), device=self.device)
-        # The hook reduces the head's input to one position per row.
-        with self._head.register_forward_pre_hook(lambda _, args: (args[0][rows, last][:, None],)):
-            logits = self._logits(tokens, past_key_values=cache, use_cache=True)
-        return cache, logits[:, 0]
+        return cache, self._last_logits(tokens, last, past_key_values=cache, use_cache=True)
+
+    def extend(self, tokens: Tensor, last: Tensor, cache: ContinuedCache) -> Tensor:
+        """Logits [U, V] after the last of new tokens [U, T] of sequences whose beginnings are in the cache."""
+        return self._last_logits(
+            tokens,
+            last,
+            attention_mask=cache.mask(),
+            position_ids=cache.positions(),
+            past_key_values=cache,
+            use_cache=True,
+        )
 
     def decode(self, tokens: Tensor, cache: DecodeCache, starts: Tensor | None) -> Tensor:
         """Logits [B, V] after one more token [B] of each row; their first tokens are in columns `starts` [B]."""
@@ -80,6 +88,12 @@ class ModelForward:
         with self._head.register_forward_hook(lambda _, __, output: outputs.append(output)):
             logits = self._logits(tokens, use_cache=False)
         return torch.equal(logits.float(), outputs[0].float())
+
+    def _last_logits(self, tokens: Tensor, last: Tensor, **inputs: Any) -> Tensor:
+        """Logits [U, V] at one place per row, `last` [U]; the hook reduces the head's input to it."""
+        rows = torch.arange(len(last), device=self.device)
+        with self._head.register_forward_pre_hook(lambda _, args: (args[0][rows, last][:, None],)):
+            return self._logits(tokens, **inputs)[:, 0]
 
     def _logits(self, tokens: Tensor, **inputs: Any) -> Tensor:
         logits: Tensor = self.model(input_ids=tokens, return_dict=True, **inputs).logits

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import groupby
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -16,7 +17,12 @@ from transformers.cache_utils import Cache
 
 from tqppo.errors import EngineError
 
-KeysAndValues = tuple[Tensor, Tensor]
+
+class PrefilledLayers(Protocol):
+    """What a forward over several new tokens per row leaves: keys and values per layer, [U, H, T, D]."""
+
+    keys: list[Tensor]
+    values: list[Tensor]
 
 
 class PrefillCache(Cache):
@@ -96,7 +102,7 @@ class DecodeCache(Cache):
 
     # Called by the decoder between forwards.
 
-    def make_room(self, *, num_rows: int, num_columns: int, like: PrefillCache | None = None) -> None:
+    def make_room(self, *, num_rows: int, num_columns: int, like: PrefilledLayers | None = None) -> None:
         """Provide at least this many rows and columns; existing rows keep their content.
 
         Without rows the old memory is reused in the new shape. The first time, `like` gives the shape of the layers.
@@ -131,8 +137,13 @@ class DecodeCache(Cache):
             new[tuple(slice(size) for size in old.shape)] = old
         return new
 
-    def place(self, prefill: PrefillCache, source: Tensor, lengths: Sequence[int]) -> None:
-        """Append rows that end at the cursor: prompts `source` [n] of the prefill, with these ascending lengths."""
+    def place(
+        self, prefill: PrefilledLayers, source: Tensor, lengths: Sequence[int], begins: Sequence[int] | None = None
+    ) -> None:
+        """Append rows that end at the cursor: prompts `source` [n] of the prefill, with these lengths.
+
+        Their first tokens are in columns `begins` of the prefill, all in column 0 if it is not given.
+        """
         assert self.keys is not None
         assert self.values is not None
         assert self.mask is not None
@@ -141,15 +152,21 @@ class DecodeCache(Cache):
         for buffer, layers in ((self.keys, prefill.keys), (self.values, prefill.values)):
             prompts = _selected(layers, source)  # [layers, n, H, T, D]
             place = 0
-            for length, rows in groupby(lengths):
+            for (length, first), rows in groupby(zip(lengths, begins or [0] * len(lengths), strict=True)):
                 end = place + sum(1 for _ in rows)
                 target = buffer[:, begin + place : begin + end, :, self.cursor - length : self.cursor]
-                target.copy_(prompts[:, place:end, :, :length])
+                target.copy_(prompts[:, place:end, :, first : first + length])
                 place = end
         columns = torch.arange(self.mask.shape[3], device=self.mask.device)
         starts = self.cursor - torch.tensor(lengths, device=self.mask.device)
         is_before = columns < starts[:, None, None, None]
         self.mask[begin : self.num_rows] = is_before * (torch.finfo(self.mask.dtype).min / 2)
+
+    def row(self, row: int, start: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of one row from column `start` on, [layers, H, T, D], as views."""
+        assert self.keys is not None
+        assert self.values is not None
+        return self.keys[:, row, :, start : self.cursor], self.values[:, row, :, start : self.cursor]
 
     def move_rows(self, targets: Sequence[int], sources: Sequence[int], num_rows: int) -> None:
         """Copy row `sources[i]` over row `targets[i]`, then keep only the first `num_rows`."""

@@ -23,8 +23,15 @@ class PendingRequest:
     """A `generate` call and the future that its caller awaits."""
 
     request: Request
-    order: tuple[int, ...]
     answer: asyncio.Future[Completion]
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        return self.request.order
+
+    @property
+    def family(self) -> str:
+        return self.request.family
 
 
 @dataclass(slots=True, eq=False)
@@ -53,15 +60,23 @@ class PendingRequests:
         """Whether there is work for the decoder."""
         return self._admission.is_ready or bool(self._scores)
 
+    @property
+    def is_admitting(self) -> bool:
+        """Whether some requests of the batch that decodes have no row yet."""
+        return self._admission.is_admitting
+
     def has(self, request_id: str) -> bool:
         return request_id in self._by_id
 
-    def expect(self, num_requests: int) -> None:
-        self._admission.expect(num_requests)
+    def expect(self, sessions: Sequence[str], batch: str) -> None:
+        self._admission.expect(sessions, batch)
+
+    def end_session(self, session: str) -> None:
+        self._admission.end(session)
         self._watch_deadline()
 
     def add(self, request: Request) -> PendingRequest:
-        pending = PendingRequest(request, request.order, asyncio.get_running_loop().create_future())
+        pending = PendingRequest(request, asyncio.get_running_loop().create_future())
         self._by_id[request.request_id] = pending
         self._admission.add(pending)
         self._watch_deadline()
@@ -72,6 +87,8 @@ class PendingRequests:
         if pending.answer.cancelled():
             self._withdraw(pending, weight_version=0)
         self._by_id.pop(pending.request.request_id, None)
+        self._admission.finish(pending)
+        self._watch_deadline()
 
     def abort(self, request_id: str, weight_version: int) -> None:
         pending = self._by_id.get(request_id)
@@ -84,7 +101,7 @@ class PendingRequests:
         for pending in self._admission.take(num_free, num_running):
             request, tokens = pending.request, tuple(pending.request.tokens)
             limit = min(request.sampling.max_new_tokens, self._spec.max_context_tokens - len(tokens))
-            ticket = Ticket(tokens, request.sampling, request.seed, limit)
+            ticket = Ticket(tokens, request.sampling, request.seed, limit, request.session)
             self._by_ticket[ticket] = pending
             tickets.append(ticket)
         return tickets
@@ -145,8 +162,8 @@ class PendingRequests:
         self._watch_deadline()
 
     def _watch_deadline(self) -> None:
-        """Limit the wait while some of the announced requests have come and others have not."""
-        if not self._admission.gathering:
+        """Limit the wait while some sessions of a batch have asked and the others neither ask nor end."""
+        if not self._admission.is_stalled:
             if self._deadline is not None:
                 self._deadline.cancel()
                 self._deadline = None
@@ -155,14 +172,14 @@ class PendingRequests:
             self._deadline = loop.call_later(self._spec.request_timeout_s, self._deadline_passed)
 
     def _deadline_passed(self) -> None:
-        missing, gathered = self._admission.num_expected, self._admission.give_up_gathering()
         self._deadline = None
-        for pending in gathered:
+        for pending, missing in self._admission.give_up_waiting():
             if not pending.answer.done():
+                more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
                 pending.answer.set_exception(
                     EngineError(
-                        f"{self._spec.name} waited {self._spec.request_timeout_s:g} s for {missing} of "
-                        f"{missing + len(gathered)} announced requests; announce fewer with expect(-{missing})"
+                        f"{self._spec.name} waited {self._spec.request_timeout_s:g} s for the announced sessions "
+                        f"{', '.join(missing[:3])}{more}, which neither asked nor ended"
                     )
                 )
 

@@ -20,6 +20,7 @@ class Ticket:
     sampling: Sampling
     seed: int
     max_new_tokens: int
+    session: str = ""
 
 
 class DecodingRows:

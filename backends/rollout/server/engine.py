@@ -7,6 +7,7 @@ them. A request whose server dies is sent once more to the next server, with the
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import time
@@ -26,6 +27,7 @@ from .scores import check_sequence, no_scores
 from .weights import WeightLoader
 
 log = logging.getLogger(__name__)
+ABORT_TIMEOUT_S = 5.0  # to end a request whose caller was cancelled
 
 
 class RunningRequests:
@@ -69,15 +71,31 @@ class ServerEngine:
     async def start(self) -> None:
         await self.servers.start()
 
-    def expect(self, num_requests: int) -> None:
+    def expect(self, sessions: Sequence[str], batch: str = "") -> None:
         """Does nothing: servers batch requests as they come."""
+
+    def end_session(self, session: str) -> None:
+        """Does nothing: servers keep the prefixes that they saw last."""
 
     async def generate(self, request: Request) -> Completion:
         tokens_left(self.spec, request)
         with self._requests.track(request.request_id) as server_id:
             async with self._gate.passing():
-                completion = await self.servers.call(lambda server: self.api.generate(server, request, server_id))
+                try:
+                    completion = await self.servers.call(lambda server: self.api.generate(server, request, server_id))
+                except asyncio.CancelledError:
+                    await self._abort_at_server(server_id)
+                    raise
                 return replace(completion, weight_version=self.version)
+
+    async def _abort_at_server(self, server_id: str) -> None:
+        """End a request whose caller has gone, so that the server does not decode for nothing."""
+
+        async def abort() -> None:
+            await self.api.abort(await self.servers.live(), server_id)
+
+        with contextlib.suppress(EngineError, asyncio.TimeoutError):
+            await asyncio.wait_for(abort(), ABORT_TIMEOUT_S)
 
     async def abort(self, request_id: str) -> None:
         """Returns when the request has ended. Repeats the order until then: it may overtake the request itself."""

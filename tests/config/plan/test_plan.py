@@ -52,6 +52,24 @@ def test_kv_cache_of_qwen_by_hand() -> None:
 
 
 @pytest.mark.parametrize(
+    ("sets", "kept"),
+    [
+        ((), 2 * 2 * 64 * 4 * 256 * 64),  # keys and values, layers, hidden size, bytes, sessions, context
+        (("rollout.max_sessions=100",), 2 * 2 * 64 * 4 * 100 * 64),
+        (("rollout.prefix_cache_gb=0.001",), int(0.001 * 2**30)),
+        (("rollout.prefix_cache_gb=0",), None),
+    ],
+)
+def test_the_caches_of_sessions_between_turns_are_planned(sets: tuple[str, ...], kept: int | None) -> None:
+    engine = plan_of("grpo-agent-tiny", *sets).roles[0]
+    assert {part.name: part.num_bytes for part in engine.memory}.get("kept prefixes") == kept
+
+
+def test_an_agent_of_one_turn_keeps_no_caches() -> None:
+    assert [part.name for part in plan_of("quickstart").roles[0].memory] == ["weights", "KV cache"]
+
+
+@pytest.mark.parametrize(
     ("name", "billions"),
     [
         ("Qwen/Qwen2.5-0.5B", 0.494),

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import cast
 
 import pytest
+from scripted import CHAT, ScriptedEngine, prompt_of, session_on
+from scripted import play as play_session
 
 from tqppo.data.prompts import Prompt
 from tqppo.errors import ConfigError, PreflightError
-from tqppo.protocols import Completion, Request, RolloutEngine, Sampling
 from tqppo.rollout.loops.base import check_loop
 from tqppo.rollout.loops.tools import ToolFailed, ToolLoop
 from tqppo.rollout.session import ContextFull, Session
@@ -29,22 +30,7 @@ def spoof() -> str:
 def untyped(x):
     return x
 """
-CHAT = ChatTemplate(cast(Tokenizer, byte_tokenizer()))
 Play = Callable[..., tuple[list[Trajectory], Session]]
-
-
-class Script:
-    """Says its lines, one per request, each cut at the request's limit."""
-
-    def __init__(self, lines: Sequence[str]) -> None:
-        self.lines = list(lines)
-        self.contexts: list[str] = []
-
-    async def generate(self, request: Request) -> Completion:
-        self.contexts.append(CHAT.decode(request.tokens))
-        tokens = CHAT.encode(self.lines.pop(0))
-        cut = tokens[: request.sampling.max_new_tokens]
-        return Completion(cut, [-0.5] * len(cut), "stop" if len(cut) == len(tokens) else "length", 2)
 
 
 @pytest.fixture
@@ -58,23 +44,14 @@ def play(tools: str) -> Play:
     def played(*lines: str, limit: int = 0, **arguments: object) -> tuple[list[Trajectory], Session]:
         given = {"tools": [f"{tools}:calc", f"{tools}:spoof"], "parser": "tiny", "workers": 1, **arguments}
         loop = ToolLoop(**given)  # type: ignore[arg-type]
-        llm = Session(cast(RolloutEngine, Script(lines)), Sampling(max_new_tokens=64), (0,), (0,), CHAT, limit)
-
-        async def session() -> list[Trajectory]:
-            try:
-                await loop.start(CHAT)
-                return await loop.run(prompt(), llm)
-            finally:
-                await loop.close()
-
-        return asyncio.run(session()), llm
+        llm = session_on(ScriptedEngine(lines), limit)
+        return play_session(loop, prompt(), llm), llm
 
     return played
 
 
 def prompt() -> Prompt:
-    text = "<|user|>17*23?<|assistant|>"
-    return Prompt("p0", 0, CHAT.encode(text), "391", "s", {}, text, [{"role": "user", "content": "17*23?"}])
+    return prompt_of("17*23?", "391")
 
 
 def test_the_model_calls_a_tool_sees_its_result_and_answers(play: Play) -> None:

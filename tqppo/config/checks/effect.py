@@ -262,6 +262,13 @@ RULES: tuple[Rule, ...] = (
         "set rollout.agent",
     ),
     Rule(
+        ("rollout.prefix_cache_gb",),
+        lambda c: is_agent(c) and c.rollout.backend == "embedded",
+        "only the embedded engine has it, for agents with several turns; vllm and sglang have a cache of their own",
+        ("rollout.agent", "rollout.backend"),
+        "leave it out",
+    ),
+    Rule(
         ("rollout.max_trajectories",),
         is_agent,
         "the agent single_turn yields one trajectory per session",

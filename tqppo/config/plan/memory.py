@@ -80,15 +80,27 @@ def adapter_parameters(shape: ModelShape, rank: int) -> int:
     return shape.layers * rank * (2 * (h + q) + 2 * (h + kv) + 3 * (h + m))
 
 
+def cache_bytes(shape: ModelShape, dtype: str) -> int:
+    """Bytes of one token's keys and values."""
+    return 2 * shape.layers * shape.kv_heads * shape.head_size * BYTES[dtype]
+
+
 def engine_memory(shape: ModelShape, *, dtype: str, tensor_parallel: int, rows: int, context: int) -> list[MemoryPart]:
     """The memory of one GPU of a replica that holds `rows` sequences of full length at once."""
     b, n, tp = BYTES[dtype], shape.parameters, tensor_parallel
-    per_token = 2 * shape.layers * shape.kv_heads * shape.head_size * b
+    per_token = cache_bytes(shape, dtype)
     cache = f"2·L·kv·d·b·tokens/tp = {per_token:,} × {rows} × {context} / {tp}"
     return [
         MemoryPart("weights", b * n / tp, f"b·N/tp = {b} × {n:,} / {tp}"),
         MemoryPart("KV cache", per_token * rows * context / tp, cache),
     ]
+
+
+def prefix_memory(shape: ModelShape, *, dtype: str, budget: int, sessions: int, context: int) -> list[MemoryPart]:
+    """The caches that a replica keeps of this many sessions between their turns."""
+    per_token = cache_bytes(shape, dtype)
+    formula = f"min(budget, 2·L·kv·d·b·tokens) = min({budget:,}, {per_token:,} × {sessions} × {context})"
+    return [MemoryPart("kept prefixes", min(budget, per_token * sessions * context), formula)] if budget else []
 
 
 def total(parts: list[MemoryPart]) -> float:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tqppo import columns
 from tqppo.config import facts
 from tqppo.config.facts import context_tokens, model_shape, required_multiple, rows_per_step
-from tqppo.config.plan.memory import BYTES, MemoryPart, Training, engine_memory, size, training_memory
+from tqppo.config.plan.memory import BYTES, MemoryPart, Training, engine_memory, prefix_memory, size, training_memory
 from tqppo.config.plan.shapes import ModelShape, shape_of
 from tqppo.config.plan.teachers import (
     PlannedDistillation,
@@ -152,9 +152,13 @@ def _engine_role(config: Config, shape: ModelShape | None, dtype: str) -> Planne
     rollout = config.rollout
     if rollout.endpoints:
         return PlannedRole("rollout", len(rollout.endpoints), "running servers", config.model.path, [])
-    rows = min(rollout.max_running, -(-rows_per_step(config) // rollout.replicas))
-    tp, context = rollout.tensor_parallel, context_tokens(config)
+    sessions = -(-rows_per_step(config) // rollout.replicas)
+    sessions = min(sessions, rollout.max_sessions or sessions)
+    tp, context, rows = rollout.tensor_parallel, context_tokens(config), min(rollout.max_running, sessions)
     parts = engine_memory(shape, dtype=dtype, tensor_parallel=tp, rows=rows, context=context) if shape else []
+    if shape:
+        budget = facts.prefix_cache_bytes(config)
+        parts += prefix_memory(shape, dtype=dtype, budget=budget, sessions=sessions, context=context)
     return PlannedRole("rollout", rollout.replicas, _devices(config, rollout.replicas * tp), config.model.path, parts)
 
 

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from tqppo import plugins
+from tqppo.engines.together import generate_together
 from tqppo.errors import EngineError
 from tqppo.protocols import Completion, EngineSpec, Request, Sampling, WeightSource
 from tqppo.tiny.model import tiny_config, write_tiny_model
@@ -48,7 +49,9 @@ def requests(count: int, *, longest: int = 30, most: int = 20, seed: int = 0) ->
     rng = random.Random(seed)
     prompts = [[rng.randrange(256) for _ in range(rng.randrange(1, longest + 1))] for _ in range((count + 1) // 2)] * 2
     return [
-        Request(prompt, Sampling(max_new_tokens=rng.randrange(1, most + 1)), rng.randrange(2**64), f"r{i}", (i,))
+        Request(
+            prompt, Sampling(max_new_tokens=rng.randrange(1, most + 1)), rng.randrange(2**64), f"r{i}", (i,), f"s{i}"
+        )
         for i, prompt in enumerate(prompts[:count])
     ]
 
@@ -147,9 +150,11 @@ def test_timing_and_arrival_order_do_not_change_a_byte(
         return await engine.generate(asked[place])
 
     async def round_of(places: list[int], wait: bool) -> list[Completion]:
-        engine.expect(len(places))
+        engine.expect([asked[place].session for place in places])
         work = [late(place) if wait else engine.generate(asked[place]) for place in places]
         got = await asyncio.wait_for(asyncio.gather(*work), 60)
+        for request in asked:
+            engine.end_session(request.session)
         return [got[places.index(place)] for place in range(len(places))]
 
     in_order = loop.run_until_complete(round_of(list(range(16)), wait=False))
@@ -163,14 +168,11 @@ def test_cohorts_that_overlap_do_not_mix(tiny_model: Path) -> None:
     )
 
     async def work(engine: Any) -> None:
-        engine.expect(8)
-        alone = await all_of(engine, first)
-        engine.expect(8)
-        running = asyncio.ensure_future(all_of(engine, first))
+        alone = await generate_together(engine, first)
+        running = asyncio.ensure_future(generate_together(engine, first))
         for _ in range(30):
             await asyncio.sleep(0)  # every request has arrived, none has finished
-        engine.expect(8)
-        assert await all_of(engine, second) == alone
+        assert await generate_together(engine, second) == alone
         assert await running == alone
 
     drive(tiny_model, work)
@@ -213,41 +215,46 @@ def test_a_context_that_is_full_ends_the_completion(tiny_model: Path) -> None:
 # What was announced and does not come.
 
 
-def test_taking_back_an_announcement_lets_the_others_go(tiny_model: Path) -> None:
+def test_the_end_of_a_session_that_never_asked_lets_the_others_go(tiny_model: Path) -> None:
     async def work(engine: Any) -> list[Completion]:
-        engine.expect(5)
+        engine.expect([f"s{i}" for i in range(5)])
         running = asyncio.ensure_future(all_of(engine, requests(3)))
         await asyncio.sleep(0.05)
         assert not running.done()
-        engine.expect(-2)
+        engine.end_session("s3")
+        engine.end_session("s4")
         return await running
 
     assert len(drive(tiny_model, work)) == 3
 
 
-def test_a_refused_request_counts_as_come(tiny_model: Path) -> None:
-    async def work(engine: Any) -> list[Any]:
-        engine.expect(3)
-        asked = [*requests(2), Request([1] * 300, Sampling(), 0, "long")]
-        return list(await asyncio.gather(*(engine.generate(r) for r in asked), return_exceptions=True))
+def test_a_refused_request_does_not_hold_its_batch_up(tiny_model: Path) -> None:
+    async def work(engine: Any) -> list[Completion]:
+        good = requests(2)
+        engine.expect(["s0", "s1", "long"])
+        running = asyncio.ensure_future(all_of(engine, good))
+        with pytest.raises(EngineError, match="300 tokens were given; replica takes 1 to 255"):
+            await engine.generate(Request([1] * 300, Sampling(), 0, "long", session="long"))
+        engine.end_session("long")
+        return await running
 
-    *good, refused = drive(tiny_model, work)
-    assert all(isinstance(completion, Completion) for completion in good)
-    assert "300 tokens were given; replica takes 1 to 255" in str(refused)
+    assert len(drive(tiny_model, work)) == 2
 
 
 def test_waiting_for_the_announced_ends_at_the_deadline(tiny_model: Path) -> None:
     async def work(engine: Any) -> None:
-        engine.expect(3)
+        engine.expect(["s0", "s1", "s2"])
         await all_of(engine, requests(2))
 
-    with pytest.raises(EngineError, match="1 of 3 announced requests"):
+    with pytest.raises(
+        EngineError, match=r"waited 0\.1 s for the announced sessions s2, which neither asked nor ended"
+    ):
         drive(tiny_model, work, request_timeout_s=0.1)
 
 
 def test_an_engine_that_is_not_deterministic_ignores_announcements(tiny_model: Path) -> None:
     async def work(engine: Any) -> list[Completion]:
-        engine.expect(50)
+        engine.expect([f"s{i}" for i in range(50)])
         return await all_of(engine, requests(3))
 
     assert len(drive(tiny_model, work, deterministic=False)) == 3
@@ -276,7 +283,7 @@ def test_a_cancelled_caller_frees_its_row_and_leaves_the_others_alone(tiny_model
 
 def test_a_waiting_request_can_be_aborted(tiny_model: Path) -> None:
     async def work(engine: Any) -> Completion:
-        engine.expect(2)
+        engine.expect(["s0", "s1"])
         task = asyncio.ensure_future(engine.generate(requests(1)[0]))
         await asyncio.sleep(0)
         await engine.abort("r0")

@@ -209,6 +209,21 @@ def test_abort_returns_when_the_request_has_ended(tmp_path: Path) -> None:
     run(SmallEngine(spec(tmp_path)), work)
 
 
+def test_a_cancelled_call_ends_its_request_at_the_server(tmp_path: Path) -> None:
+    async def work(engine: SmallEngine) -> None:
+        slow = Request([1], Sampling(temperature=30.0), 4, "gone")
+        running = asyncio.ensure_future(engine.generate(slow))
+        await asyncio.sleep(0.2)
+        running.cancel()
+        await asyncio.wait({running}, timeout=5)
+        assert running.cancelled()
+        server = await engine.servers.live()
+        answer = await server.ask("POST", "/generate", {"id": "gone.0"}, timeout_s=5)
+        assert answer["aborted"]
+
+    run(SmallEngine(spec(tmp_path)), work)
+
+
 def test_scores_and_sleep_pass_through(tmp_path: Path) -> None:
     async def work(engine: SmallEngine) -> None:
         assert (await engine.score([1, 2, 3], top_k=2)).top_ids.shape == (3, 2)
@@ -217,7 +232,8 @@ def test_scores_and_sleep_pass_through(tmp_path: Path) -> None:
             await engine.score([1, 2, 3], hidden=True)
         await engine.sleep()
         await engine.wake()
-        engine.expect(3)
+        engine.expect(["one"])
+        engine.end_session("one")
 
     run(SmallEngine(spec(tmp_path)), work)
 

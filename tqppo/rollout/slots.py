@@ -1,0 +1,63 @@
+"""Which sessions play now: all of them or a limited number at a time. The rollout worker makes one per call.
+
+A session that ends lets the next one in, in the order of the prompts. The engine learns of the new one before it learns
+that the old one has ended, so which sessions wait for each other there does not depend on timing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, TypeVar
+
+from tqppo.protocols import RolloutEngine
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+T = TypeVar("T")
+
+
+class SessionSlots:
+    """Lets sessions play on one engine, at most `limit` at a time; 0: all of them."""
+
+    def __init__(self, engine: RolloutEngine, sessions: Sequence[str], *, batch: str, limit: int) -> None:
+        self._engine = engine
+        self._batch = batch
+        count = limit or len(sessions)
+        loop = asyncio.get_running_loop()
+        self._waiting = {session: loop.create_future() for session in sessions[count:]}
+        engine.expect(sessions[:count], batch)
+
+    @asynccontextmanager
+    async def playing(self, session: str) -> AsyncIterator[None]:
+        """Wait for a slot and hold it. At the end the engine releases what it keeps for the session."""
+        try:
+            if session in self._waiting:
+                await self._waiting[session]
+            yield
+        finally:
+            self._leave(session)
+
+    def _leave(self, session: str) -> None:
+        if session in self._waiting:  # cancelled before it had a slot
+            del self._waiting[session]
+            return
+        if self._waiting:
+            following, begin = next(iter(self._waiting.items()))
+            del self._waiting[following]
+            self._engine.expect([following], self._batch)
+            begin.set_result(None)
+        self._engine.end_session(session)
+
+
+async def all_or_none(work: Iterable[Awaitable[T]]) -> list[T]:
+    """The results in order. When one fails, or the caller is cancelled, the others are cancelled and have ended."""
+    tasks = [asyncio.ensure_future(each) for each in work]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
