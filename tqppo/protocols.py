@@ -7,11 +7,13 @@ proved by the contract tests: `tqppo backends check rollout|storage NAME`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from tqppo.seats import Seat
 
 FinishReason = Literal["stop", "length", "abort"]
 Metrics = dict[str, float]  # keys like "actor/kl"
@@ -132,12 +134,17 @@ class EngineSpec:
     endpoint: str = ""  # attach to this server instead of starting one
     host: str = "127.0.0.1"
     interface: str = "lo"  # network interface for process groups with the trainer
+    devices: tuple[str, ...] | None = None  # GPUs by CUDA's numbers; none: the CPU; None: whatever this process sees
     tensor_parallel: int = 1
     memory_fraction: float = 0.6
     start_timeout_s: float = 600.0
     request_timeout_s: float = 600.0
     max_restarts: int = 3
     engine_args: Mapping[str, Any] = field(default_factory=dict)
+
+    def on(self, seat: Seat) -> EngineSpec:
+        """The settings with the GPUs of this seat. A server to attach to has its own, which are not known here."""
+        return self if self.endpoint else replace(self, devices=seat.engine_devices)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from tqppo.rewards.scorer import ScorerSpec
 from tqppo.rollout.assignment import Assignment
 from tqppo.rollout.pool import RolloutPool, is_local
 from tqppo.rollout.worker import RolloutSpec
+from tqppo.seats import NO_CPU
 from tqppo.weights.verify import Probe
 
 TOKENS = [1, 2, 3, 4]
@@ -43,7 +44,7 @@ def pool(queue: Queue, tiny_model: Path) -> Iterator[RolloutPool]:
     engine = EngineSpec(model=str(tiny_model), max_context_tokens=64)
     spec = RolloutSpec("embedded", engine, str(tiny_model), ScorerSpec(function="exact_match"))
     made = RolloutPool(spec, queue, endpoints=[], replicas=2, timeout_s=120)
-    made.start(cpus=0)
+    made.start([NO_CPU] * 2)
     made.ready()
     yield made
     made.close()
@@ -84,7 +85,7 @@ def test_a_dead_replica_is_an_engine_error(queue: Queue, tiny_model: Path) -> No
     engine = EngineSpec(model=str(tiny_model), max_context_tokens=64)
     spec = RolloutSpec("embedded", engine, str(tiny_model), ScorerSpec(function="exact_match"))
     pool = RolloutPool(spec, queue, endpoints=[], replicas=1, timeout_s=60)
-    pool.start(cpus=0)
+    pool.start([NO_CPU])
     pool.ready()
     ray.kill(pool.workers[0])
     with pytest.raises(EngineError, match="the rollout: the process died"):

@@ -19,6 +19,7 @@ from tqppo.rollout.assignment import Assignment
 from tqppo.rollout.teachers.client import TeacherRoutes
 from tqppo.rollout.teachers.figures import RolloutReport
 from tqppo.rollout.worker import RolloutSpec, RolloutWorker
+from tqppo.seats import Seat
 from tqppo.weights.send import Sender, SenderClient, start_sender, stop_sender
 from tqppo.weights.verify import Probe
 
@@ -40,9 +41,13 @@ class RolloutPool:
         self.nodes: list[str] = []  # Ray's node id of each worker
         self.sender: tuple[str, ActorProxy[Sender]] | None = None  # Ray's node id, actor
 
-    def start(self, *, cpus: float = 1.0, gpus: float = 0.0) -> None:
-        make = ray.remote(RolloutWorker).options(num_cpus=cpus, num_gpus=gpus, max_concurrency=1000)
-        self.workers = [make.remote(spec, self.queue) for spec in self.specs]
+    def start(self, seats: Sequence[Seat] = ()) -> None:
+        """Start every replica on its seat."""
+        make = ray.remote(max_concurrency=1000)(RolloutWorker)
+        self.workers = [
+            make.options(**seat.options()).remote(replace(spec, engine=spec.engine.on(seat)), self.queue)
+            for spec, seat in zip(self.specs, seats or [Seat()] * len(self.specs), strict=True)
+        ]
         self.starting = [call(worker, RolloutWorker.start) for worker in self.workers]
 
     def ready(self) -> None:

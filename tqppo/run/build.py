@@ -6,9 +6,9 @@ Everything that takes long starts together and is waited for at the end. Importe
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -17,12 +17,15 @@ import ray
 from transformers import AutoTokenizer
 
 from tqppo.config import facts
+from tqppo.config.placement import placement_of
 from tqppo.config.sections import Config
 from tqppo.data.dataset import is_procedural
 from tqppo.data.prompts import DataSpec, Prompt, Sampler, demonstrations, for_validation
 from tqppo.data.prompts import load as load_prompts
 from tqppo.errors import PreflightError
-from tqppo.metrics.events import ReportEvent, unreported
+from tqppo.fake_gpus import fake_gpus
+from tqppo.metrics.events import IdleGpus, ReportEvent, unreported
+from tqppo.placement import TEACHER
 from tqppo.queue.client import Queue
 from tqppo.rollout.pool import RolloutPool
 from tqppo.rollout.teachers.pool import TeacherPool
@@ -31,8 +34,9 @@ from tqppo.run.compose import Processes, StageGroups, make_stages, make_trainer,
 from tqppo.run.configure import RunPaths
 from tqppo.run.folder import RunFolder
 from tqppo.run.live import LiveRun, Validator
-from tqppo.run.placement import check_resources, demands, process_shares
+from tqppo.run.placement import Seating, check_resources, take_seats
 from tqppo.run.teachers import Announce, prepare_teachers
+from tqppo.seats import Seat
 from tqppo.tiny.prepare import make_tiny_model
 from tqppo.trainers.stages import Clock
 from tqppo.weights import location
@@ -40,7 +44,7 @@ from tqppo.workers.actor import Actor
 from tqppo.workers.compute.worker import Worker
 from tqppo.workers.critic import Critic
 from tqppo.workers.estimator import RemoteEstimator
-from tqppo.workers.process.group import Group, ProcessResources, WorkerGroup
+from tqppo.workers.process.group import Group, WorkerGroup
 from tqppo.workers.reference import Reference
 from tqppo.workers.reward_model import RewardModel
 from tqppo.workers.specs import RoleSpec
@@ -60,16 +64,17 @@ def build(
     report: ReportEvent = unreported,
 ) -> LiveRun:
     """Start everything and wait until it is ready; closing `stack` takes it down."""
-    check_resources(demands(config), ray.cluster_resources())  # type: ignore[no-untyped-call]
+    seating = seat_processes(config, stack, report)
     paths = prepare_paths(config, folder, logs, stack, announce)
     tokenizer = load_tokenizer(config, paths)
     queue = make_queue(config, stack)
-    share = process_shares(config)
-    starter = GroupStarter(queue, ProcessResources(share.cpus, share.gpus), stack)
+    starter = GroupStarter(queue, seating.seats, stack)
     groups = start_groups(config, paths, starter, special_ids=special_tokens(config, tokenizer))
-    pool = start_pool(config, paths, queue, tokenizer, stack)
-    teachers = start_teachers(config, paths, queue, len(tokenizer), stack)
-    estimator = RemoteEstimator(configure.estimator_spec(config, paths), queue, timeout_s=config.storage.timeout_s + 60)
+    pool = start_pool(config, paths, queue, tokenizer, stack, seating)
+    teachers = start_teachers(config, paths, queue, len(tokenizer), stack, seating)
+    estimator = RemoteEstimator(
+        configure.estimator_spec(config, paths), queue, timeout_s=config.storage.timeout_s + 60, seat=seating.home
+    )
     sampler = make_sampler(config, tokenizer, announce)
     clock = Clock()
     validator = Validator(pool, queue, clock, validation_prompts(config, tokenizer), validation_task(config))
@@ -146,6 +151,18 @@ def eos_tokens(tokenizer: Any) -> tuple[int, ...]:
 # -- processes ---------------------------------------------------------------------------------------------------------
 
 
+def seat_processes(config: Config, stack: ExitStack, report: ReportEvent) -> Seating:
+    """Reserve the GPUs of the plan, and report those of the cluster that it leaves idle."""
+    nodes: Callable[[], list[dict[str, Any]]] = ray.nodes
+    check_resources(config, [node["Resources"] for node in nodes() if node["Alive"]])
+    seating = take_seats(config, fake=fake_gpus() is not None)
+    stack.callback(seating.close)
+    idle = len(placement_of(config).idle)
+    if idle or seating.num_unused > 0:
+        report(IdleGpus(0, idle, max(0, seating.num_unused)))
+    return seating
+
+
 def make_queue(config: Config, stack: ExitStack) -> Queue:
     storage = config.storage
     queue = Queue.create(
@@ -166,12 +183,12 @@ class GroupStarter:
     """Starts worker groups as Ray actors without waiting for them; `ready` waits for all, `stack` closes them."""
 
     queue: Queue
-    resources: ProcessResources
+    seats: Mapping[str, Sequence[Seat]]
     stack: ExitStack
     waits: list[Callable[[], None]] = field(default_factory=list)
 
     def __call__(self, role: str, worker_class: type[W], spec: RoleSpec, ranks: int) -> Group[W]:
-        group = WorkerGroup(role, worker_class, ranks=ranks, spec=spec, queue=self.queue, resources=self.resources)
+        group = WorkerGroup(role, worker_class, ranks=ranks, spec=spec, queue=self.queue, seats=self.seats[role])
         self.stack.callback(group.close)
         group.start()
         self.waits.append(group.ready)
@@ -200,7 +217,9 @@ def start_groups(
     )
 
 
-def start_pool(config: Config, paths: RunPaths, queue: Queue, tokenizer: Any, stack: ExitStack) -> RolloutPool:
+def start_pool(
+    config: Config, paths: RunPaths, queue: Queue, tokenizer: Any, stack: ExitStack, seating: Seating
+) -> RolloutPool:
     pool = RolloutPool(
         configure.rollout_spec(config, paths, eos_tokens(tokenizer)),
         queue,
@@ -209,16 +228,18 @@ def start_pool(config: Config, paths: RunPaths, queue: Queue, tokenizer: Any, st
         timeout_s=config.rollout.timeout_s,
     )
     stack.callback(pool.close)
-    share = process_shares(config)
-    pool.start(cpus=share.cpus, gpus=share.engine_gpus)
+    pool.start(seating.seats["rollout"])
     return pool
 
 
 def start_teachers(
-    config: Config, paths: RunPaths, queue: Queue, vocabulary: int, stack: ExitStack
+    config: Config, paths: RunPaths, queue: Queue, vocabulary: int, stack: ExitStack, seating: Seating
 ) -> TeacherPool | None:
     """The teachers of the config, starting; None in modes without."""
-    setups = configure.teacher_setups(config, paths, vocabulary=vocabulary)
+    setups = [
+        replace(setup, seats=tuple(seating.seats[f"{TEACHER}{setup.spec.name}"]))
+        for setup in configure.teacher_setups(config, paths, vocabulary=vocabulary)
+    ]
     if not setups:
         return None
     teachers = TeacherPool(setups, queue, configure.teacher_routing(config))

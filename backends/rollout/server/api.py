@@ -44,7 +44,7 @@ class ServerApi(ABC):
     def __init__(self, spec: EngineSpec) -> None:
         self.spec = spec
         self.model = str(Path(spec.model).resolve()) if Path(spec.model).is_dir() else spec.model  # or a hub name
-        self.on_gpu = has_gpu()
+        self.on_gpu = has_gpu() if spec.devices is None else bool(spec.devices)
         self.token = "" if is_loopback(spec.host) else secrets.token_urlsafe(24)
         self.served_name = f"{spec.name}-{secrets.token_hex(4)}"  # random, so that another server is not taken for ours
         self.weight_label: str | None = None  # the name under which the server has the weights that were loaded last

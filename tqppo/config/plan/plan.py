@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tqppo import columns
 from tqppo.config import facts
 from tqppo.config.facts import context_tokens, model_shape, required_multiple, rows_per_step
+from tqppo.config.placement import placement_of
 from tqppo.config.plan.memory import BYTES, MemoryPart, Training, engine_memory, size, training_memory
 from tqppo.config.plan.shapes import ModelShape, shape_of
 from tqppo.config.plan.teachers import (
@@ -18,6 +19,7 @@ from tqppo.config.plan.teachers import (
     planned_distillation,
     teacher_devices,
 )
+from tqppo.placement import Placement
 
 if TYPE_CHECKING:
     from tqppo.config.compilation import Compilation
@@ -65,6 +67,7 @@ class Plan:
     stages: list[PlannedStage]
     roles: list[PlannedRole]
     files: list[tuple[str, str]]
+    placement: Placement
     distillation: PlannedDistillation | None = None
 
     def as_dict(self) -> dict[str, Any]:
@@ -99,6 +102,7 @@ def make_plan(compilation: Compilation) -> Plan:
         roles=list(_roles(config, shape)),
         files=list(_files(config, compilation.name)),
         distillation=planned_distillation(config),
+        placement=placement_of(config),
     )
 
 

@@ -23,6 +23,7 @@ from tqppo.errors import DeadlineExceeded, TqppoError, WorkerError
 from tqppo.protocols import Metrics
 from tqppo.queue.client import Queue
 from tqppo.queue.meta import BatchMeta
+from tqppo.seats import Seat
 from tqppo.workers.compute.worker import Worker
 from tqppo.workers.process.bridge import Columns
 from tqppo.workers.process.rank_process import RankProcess, RankSpec
@@ -97,14 +98,6 @@ def _over_ranks(rows: list[int], costs: Sequence[float], ranks: int) -> list[lis
     return [[rows[i] for i in part] for part in parts]
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessResources:
-    """What Ray reserves for one process."""
-
-    cpus: float = 1.0
-    gpus: float = 0.0
-
-
 class WorkerGroup(Generic[W]):
     """The ranks of one role. `start` returns at once and `ready` waits, so that roles start side by side."""
 
@@ -116,22 +109,25 @@ class WorkerGroup(Generic[W]):
         ranks: int,
         spec: RoleSpec,
         queue: Queue | None = None,
-        resources: ProcessResources = ProcessResources(),  # noqa: B008 - frozen
+        seats: Sequence[Seat] = (),
     ) -> None:
         self.role = role
-        self._ranks, self._queue, self._resources, self._timeout_s = ranks, queue, resources, spec.timeout_s
+        self._ranks, self._queue, self._timeout_s = ranks, queue, spec.timeout_s
+        self._seats = seats or [Seat()] * ranks
         self._specs = [
-            RankSpec(role, worker_class, spec, Ranks(rank, ranks), has_gpu=resources.gpus > 0) for rank in range(ranks)
+            RankSpec(role, worker_class, spec, Ranks(rank, ranks), device=seat.compute_device)
+            for rank, seat in zip(range(ranks), self._seats, strict=True)
         ]
         self._processes: list[ActorHandle[RankProcess[W]]] = []
         self._starting: list[ray.ObjectRef[None]] = []
 
     def start(self) -> None:
         is_one_node = ray_calls.num_nodes() == 1
-        make = ray.remote(RankProcess).options(
-            num_cpus=self._resources.cpus, num_gpus=self._resources.gpus, max_restarts=0
-        )
-        self._processes = [cast("ActorHandle[RankProcess[W]]", make.remote(spec, self._queue)) for spec in self._specs]
+        make = ray.remote(max_restarts=0)(RankProcess)
+        self._processes = [
+            cast("ActorHandle[RankProcess[W]]", make.options(**seat.options()).remote(spec, self._queue))
+            for spec, seat in zip(self._specs, self._seats, strict=True)
+        ]
         opened = ray_calls.call(self._processes[0], RankProcess.open)
         address = cast(tuple[str, int], opened)  # Ray passes on the value that it refers to
         self._starting = [

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 
+from tqppo.errors import PreflightError
 from tqppo.protocols import Metrics
 from tqppo.queue.client import Queue
 from tqppo.queue.meta import BatchMeta
@@ -32,14 +33,14 @@ class RankSpec(Generic[W]):
     worker_class: type[W]
     worker: RoleSpec
     ranks: Ranks
-    has_gpu: bool
+    device: str  # "cuda" or "cpu"
 
 
 class RankProcess(Generic[W]):
     def __init__(self, spec: RankSpec[W], queue: Queue | None) -> None:
         self._name = f"{spec.role}-{spec.ranks.rank}"
         self._ranks = spec.ranks
-        self._device = torch.device("cuda" if spec.has_gpu else "cpu")
+        self._device = torch.device(spec.device)
         self._store: TCPStore | None = None
         self._worker = spec.worker_class(spec.worker, ranks=spec.ranks, queue=queue, device=self._device.type)
 
@@ -53,6 +54,11 @@ class RankProcess(Generic[W]):
         return host, self._store.port
 
     def start(self, address: tuple[str, int], *, is_one_node: bool, timeout_s: float) -> None:
+        if self._device.type == "cuda" and not torch.cuda.is_available():
+            raise PreflightError(
+                f"the plan gives {self._name} a GPU; torch {torch.__version__} sees none: it is a CPU build, or the "
+                "driver is missing. Install the build of torch for your CUDA version, or set cluster.gpus_per_node = 0"
+            )
         prepare_process(self._worker.spec, self._device)
         # FSDP, which also casts the computation to a smaller type, needs a process group even of one rank.
         needs_group = self._ranks.size > 1 or self._worker.dtype != torch.float32

@@ -460,7 +460,7 @@ def test_two_running_requests_cannot_share_a_name(tiny_model: Path) -> None:
     ("fields", "message"),
     [
         ({"engine_args": {"gpu": 1}}, "no engine_args gpu"),
-        ({"engine_args": {"device": "cuda"}}, "torch sees no GPU"),
+        ({"engine_args": {"device": "cuda"}}, "sees no GPU here"),
         ({"dtype": "int3"}, "dtype 'int3' is unknown"),
         ({"max_context_tokens": 10**6}, "has only 4096 positions"),
     ],
