@@ -12,7 +12,7 @@ from tqppo.engines.capabilities import BUILT_IN
 from tqppo.errors import BackendError, EngineError
 from tqppo.protocols import Bucket, Completion, EngineCapabilities, FinishReason, Request, Scores
 
-from .server.api import CONTROL_TIMEOUT_S, Arguments, ServerApi, check_served_model, tokens_left
+from .server.api import CONTROL_TIMEOUT_S, Arguments, MemoryPart, ServerApi, check_served_model, tokens_left
 from .server.engine import ServerEngine
 from .server.group import Rendezvous
 from .server.http import EngineServer
@@ -173,8 +173,8 @@ class VLLMServer(ServerApi):
     async def sleep(self, server: EngineServer) -> None:
         await self._post(server, "/sleep?level=1")
 
-    async def wake(self, server: EngineServer) -> None:
-        await self._post(server, "/wake_up")
+    async def wake(self, server: EngineServer, part: MemoryPart) -> None:
+        await self._post(server, f"/wake_up?tags={'kv_cache' if part == 'cache' else part}")
 
     async def _call_workers(
         self, server: EngineServer, method: str, arguments: Mapping[str, object], timeout_s: float = CONTROL_TIMEOUT_S

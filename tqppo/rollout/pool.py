@@ -20,6 +20,7 @@ from tqppo.rollout.teachers.client import TeacherRoutes
 from tqppo.rollout.teachers.figures import RolloutReport
 from tqppo.rollout.worker import RolloutSpec, RolloutWorker
 from tqppo.seats import Seat
+from tqppo.turns import EngineParty, Turn
 from tqppo.weights.send import Sender, SenderClient, start_sender, stop_sender
 from tqppo.weights.verify import Probe
 
@@ -30,13 +31,25 @@ CLOSE_TIMEOUT_S = 30.0
 class RolloutPool:
     """One Ray actor per replica. Whole groups go to the replicas in turn, so that the split is reproducible."""
 
-    def __init__(self, spec: RolloutSpec, queue: Queue, *, endpoints: Sequence[str], replicas: int, timeout_s: float):
+    def __init__(
+        self,
+        spec: RolloutSpec,
+        queue: Queue,
+        *,
+        endpoints: Sequence[str],
+        replicas: int,
+        timeout_s: float,
+        turn: Turn = Turn(),  # noqa: B008 - frozen
+        device_bytes: int = 0,
+    ) -> None:
         self.specs = [
             replace(spec, engine=replace(spec.engine, name=f"rollout-{i}", endpoint=endpoint))
             for i, endpoint in enumerate(endpoints or [""] * replicas)
         ]
         self.queue = queue
         self.timeout_s = timeout_s
+        self.party = EngineParty(self, turn)
+        self.device_bytes = device_bytes  # of one device; 0: not known
         self.workers: list[ActorProxy[RolloutWorker]] = []
         self.nodes: list[str] = []  # Ray's node id of each worker
         self.sender: tuple[str, ActorProxy[Sender]] | None = None  # Ray's node id, actor
@@ -62,6 +75,7 @@ class RolloutPool:
 
     def generate(self, prompts: Sequence[tuple[int, Prompt]], task: Assignment) -> RolloutReport:
         """Sample these (order, prompt) pairs; returns when every group is in the queue."""
+        self.party.be_awake()
         shares = [prompts[i :: len(self.workers)] for i in range(len(self.workers))]
         assert sum(map(len, shares)) == len(prompts), "a prompt would be lost or sampled twice"
         calls = [
@@ -74,12 +88,35 @@ class RolloutPool:
         return RolloutReport.join(results(calls, self.timeout_s, "the rollout", missing=missing, died=EngineError))
 
     def load_weights(self, source: WeightSource, probe: Probe | None = None) -> None:
-        """Load the weights into every engine; returns when all of them use the new version."""
+        """Load the weights into every engine; returns when all of them use the new version.
+
+        Engines that slept get the new weights before their cache, which needs most of the memory.
+        """
+        self.party.be_awake(cache=False)
         calls = [
-            call(worker, RolloutWorker.load_weights, self._source_for(source, spec, node), probe)
+            call(worker, RolloutWorker.load_weights, self._source_for(source, spec, node))
             for worker, spec, node in zip(self.workers, self.specs, self.nodes, strict=True)
         ]
         results(calls, self.timeout_s, f"loading weights of version {source.version}", died=EngineError)
+        if probe is not None:
+            self.party.be_awake()
+            checks = [call(worker, RolloutWorker.verify, probe) for worker in self.workers]
+            results(checks, self.timeout_s, "comparing the engines with the trainer", died=EngineError)
+
+    def sleep(self) -> None:
+        calls = [call(worker, RolloutWorker.sleep) for worker in self.workers]
+        results(calls, self.timeout_s, "putting the rollout engines to sleep", died=EngineError)
+
+    def wake(self, *, cache: bool) -> None:
+        calls = [call(worker, RolloutWorker.wake, cache=cache) for worker in self.workers]
+        results(calls, self.timeout_s, "waking the rollout engines", died=EngineError)
+
+    def held_bytes(self) -> int:
+        """Device memory of the engine that holds most, on each of its devices."""
+        calls = [call(worker, RolloutWorker.held_bytes) for worker in self.workers]
+        found = results(calls, self.timeout_s, "counting the engines' memory", died=EngineError)
+        share = int(self.specs[0].engine.memory_fraction * self.device_bytes)
+        return max((share if each is None else each for each in found), default=0)
 
     def _source_for(self, source: WeightSource, spec: RolloutSpec, node: str) -> WeightSource:
         """The weight source for one replica: unchanged if it can read the folder, otherwise with a `sender`."""

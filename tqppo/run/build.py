@@ -22,6 +22,7 @@ from tqppo.config.sections import Config
 from tqppo.data.dataset import is_procedural
 from tqppo.data.prompts import DataSpec, Prompt, Sampler, demonstrations, for_validation
 from tqppo.data.prompts import load as load_prompts
+from tqppo.device_memory import Ledger
 from tqppo.errors import PreflightError
 from tqppo.fake_gpus import fake_gpus
 from tqppo.metrics.events import IdleGpus, ReportEvent, unreported
@@ -39,6 +40,7 @@ from tqppo.run.teachers import Announce, prepare_teachers
 from tqppo.seats import Seat
 from tqppo.tiny.prepare import make_tiny_model
 from tqppo.trainers.stages import Clock
+from tqppo.turns import Turn, Turns
 from tqppo.weights import location
 from tqppo.workers.actor import Actor
 from tqppo.workers.compute.worker import Worker
@@ -68,9 +70,14 @@ def build(
     paths = prepare_paths(config, folder, logs, stack, announce)
     tokenizer = load_tokenizer(config, paths)
     queue = make_queue(config, stack)
-    starter = GroupStarter(queue, seating.seats, stack)
+    turns = make_turns(config)
+    starter = GroupStarter(queue, seating.seats, turns, stack)
     groups = start_groups(config, paths, starter, special_ids=special_tokens(config, tokenizer))
-    pool = start_pool(config, paths, queue, tokenizer, stack, seating)
+    if turns.placement.neighbours("rollout"):
+        with announce("loading the model into its workers"):
+            starter.ready()
+        turns.make_room("rollout")  # engines size their cache by the memory that is free when they start
+    pool = start_pool(config, paths, queue, tokenizer, stack, seating, turns)
     teachers = start_teachers(config, paths, queue, len(tokenizer), stack, seating)
     estimator = RemoteEstimator(
         configure.estimator_spec(config, paths), queue, timeout_s=config.storage.timeout_s + 60, seat=seating.home
@@ -83,6 +90,8 @@ def build(
         estimator.ready(START_TIMEOUT_S)
     with announce(f"starting the {config.rollout.backend} engine"):
         pool.ready()
+        turns.join("rollout", pool.party)
+        turns.count("rollout")
     if teachers is not None:
         with announce(f"starting the teacher{'s' if len(config.teachers) > 1 else ''}"):
             teachers.ready()
@@ -172,6 +181,12 @@ def make_queue(config: Config, stack: ExitStack) -> Queue:
     return queue
 
 
+def make_turns(config: Config) -> Turns:
+    """The turns of roles that share GPUs. Fake GPUs count what is on them; real ones do so themselves."""
+    placement, fake = placement_of(config), fake_gpus()
+    return Turns(placement, Ledger(placement, fake.memory_bytes) if fake else None)
+
+
 class StartGroup(Protocol):
     """Starts the worker group of a role with so many ranks."""
 
@@ -184,19 +199,32 @@ class GroupStarter:
 
     queue: Queue
     seats: Mapping[str, Sequence[Seat]]
+    turns: Turns
     stack: ExitStack
-    waits: list[Callable[[], None]] = field(default_factory=list)
+    starting: dict[str, WorkerGroup[Any]] = field(default_factory=dict)
 
     def __call__(self, role: str, worker_class: type[W], spec: RoleSpec, ranks: int) -> Group[W]:
-        group = WorkerGroup(role, worker_class, ranks=ranks, spec=spec, queue=self.queue, seats=self.seats[role])
+        group = WorkerGroup(
+            role,
+            worker_class,
+            ranks=ranks,
+            spec=spec,
+            queue=self.queue,
+            seats=self.seats[role],
+            turn=Turn(role, self.turns),
+        )
         self.stack.callback(group.close)
         group.start()
-        self.waits.append(group.ready)
+        self.starting[role] = group
         return group
 
     def ready(self) -> None:
-        for wait in self.waits:
-            wait()
+        """Wait until every rank of every group that was started has its model."""
+        while self.starting:
+            role, group = self.starting.popitem()
+            group.ready()
+            self.turns.join(role, group)
+            self.turns.count(role)
 
 
 def start_groups(
@@ -218,14 +246,17 @@ def start_groups(
 
 
 def start_pool(
-    config: Config, paths: RunPaths, queue: Queue, tokenizer: Any, stack: ExitStack, seating: Seating
+    config: Config, paths: RunPaths, queue: Queue, tokenizer: Any, stack: ExitStack, seating: Seating, turns: Turns
 ) -> RolloutPool:
+    fake = fake_gpus()
     pool = RolloutPool(
         configure.rollout_spec(config, paths, eos_tokens(tokenizer)),
         queue,
         endpoints=config.rollout.endpoints,
         replicas=config.rollout.replicas,
         timeout_s=config.rollout.timeout_s,
+        turn=Turn("rollout", turns),
+        device_bytes=fake.memory_bytes if fake else 0,
     )
     stack.callback(pool.close)
     pool.start(seating.seats["rollout"])

@@ -125,11 +125,18 @@ class EmbeddedRollout:
             decoder.free()
             decoder.model.to("cpu")
 
-    async def wake(self) -> None:
+    async def wake(self, *, cache: bool = True) -> None:
+        """The cache takes its memory when it is used."""
         async with self._exclusive:
             if self._state == "asleep" and self._decoder is not None:
                 self._decoder.model.to(self._decoder.device)
                 self._resume()
+
+    def held_bytes(self) -> int:
+        if self._decoder is None or self._state == "asleep":
+            return 0
+        tensors = self._decoder.model.state_dict().values()
+        return self._decoder.cache_bytes + sum(tensor.nbytes for tensor in tensors)
 
     async def close(self) -> None:
         self._state = "closed"

@@ -16,7 +16,7 @@ import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from tqppo.engines.capabilities import argument_name, instead_of
 from tqppo.errors import BackendError, EngineError, PreflightError
@@ -26,6 +26,7 @@ from .group import Rendezvous
 from .http import EngineServer
 
 CONTROL_TIMEOUT_S = 120.0  # of one request that generates nothing, such as a step of a weight update
+MemoryPart = Literal["weights", "cache"]
 Arguments = dict[str, object]  # flags of a server without the leading dashes; None leaves a flag out
 
 
@@ -106,8 +107,8 @@ class ServerApi(ABC):
     async def sleep(self, server: EngineServer) -> None:  # noqa: B027 - optional
         """Free memory; there is nothing to free on a CPU."""
 
-    async def wake(self, server: EngineServer) -> None:  # noqa: B027 - optional
-        """Undo `sleep`."""
+    async def wake(self, server: EngineServer, part: MemoryPart) -> None:  # noqa: B027 - optional
+        """Undo `sleep` for a part of the memory."""
 
     def flags(self) -> list[str]:
         """All flags, the user's `engine_args` included."""

@@ -19,7 +19,7 @@ from typing import ClassVar
 from tqppo.errors import EngineError
 from tqppo.protocols import Completion, EngineCapabilities, EngineSpec, Request, Scores, WeightSource
 
-from .api import CONTROL_TIMEOUT_S, ServerApi, tokens_left
+from .api import CONTROL_TIMEOUT_S, MemoryPart, ServerApi, tokens_left
 from .gate import Gate
 from .lifecycle import ServerLifecycle
 from .scores import check_sequence, no_scores
@@ -64,6 +64,7 @@ class ServerEngine:
         self.loader = WeightLoader(self.api)
         self.servers = ServerLifecycle(self.api, prepare=self.loader.restore)
         self._gate = Gate()
+        self._asleep: set[MemoryPart] = set()
         self._requests = RunningRequests()
 
     async def start(self) -> None:
@@ -123,12 +124,21 @@ class ServerEngine:
             self.version = source.version
 
     async def sleep(self) -> None:
-        if self.api.on_gpu:
+        if self.api.on_gpu and len(self._asleep) < 2:
+            await self.wake()  # a server sleeps as a whole
             await self.api.sleep(await self.servers.live())
+            self._asleep = {"weights", "cache"}
 
-    async def wake(self) -> None:
-        if self.api.on_gpu:
-            await self.api.wake(await self.servers.live())
+    async def wake(self, *, cache: bool = True) -> None:
+        """Servers wake part by part: a part that is awake must not be woken again."""
+        wanted: tuple[MemoryPart, ...] = ("weights", "cache") if cache else ("weights",)
+        for part in wanted:
+            if part in self._asleep:
+                await self.api.wake(await self.servers.live(), part)
+                self._asleep.remove(part)
+
+    def held_bytes(self) -> int | None:
+        return 0 if self._asleep or not self.api.on_gpu else None
 
     async def close(self) -> None:
         if await self.servers.close():

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Concatenate, Generic, ParamSpec, TypeVar
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 
+from tqppo.device_memory import out_of_memory
 from tqppo.errors import PreflightError
 from tqppo.protocols import Metrics
 from tqppo.queue.client import Queue
@@ -65,16 +67,28 @@ class RankProcess(Generic[W]):
         if needs_group:
             store = self._store or TCPStore(*address, is_master=False, wait_for_workers=False)
             join(self._ranks, self._device, store, timeout_s=timeout_s, is_one_node=is_one_node)
-        self._worker.start()
+        with self._explained("start"):
+            self._worker.start()
+
+    @contextmanager
+    def _explained(self, name: str) -> Iterator[None]:
+        """Turn torch's error of a full GPU into one that names the rank, the call and what to change."""
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            raise out_of_memory(f"the GPU of {self._name}, in {name},", str(error).split(". ")[0]) from error
 
     def call(self, method: Callable[Concatenate[W, P], R], /, *arguments: P.args, **named: P.kwargs) -> R:
-        return method(self._worker, *arguments, **named)
+        with self._explained(method.__name__):
+            return method(self._worker, *arguments, **named)
 
     def add_columns(self, method: Callable[..., Mapping[str, Tensor]], batch: BatchMeta) -> tuple[str, ...]:
-        return bridge.run_columns(self._worker, method, batch)
+        with self._explained(method.__name__):
+            return bridge.run_columns(self._worker, method, batch)
 
     def update(self, method: Callable[..., Metrics], batch: BatchMeta, *, step: int, sizes: list[int]) -> Metrics:
-        return bridge.run_update(self._worker, method, batch, step=step, sizes=sizes)
+        with self._explained(method.__name__):
+            return bridge.run_update(self._worker, method, batch, step=step, sizes=sizes)
 
     def close(self) -> None:
         self._worker.close()
