@@ -80,9 +80,7 @@ def test_without_turns_the_same_run_would_not_fit(queue: Queue) -> None:
     run = fake_run(queue, "ppo-7b", *overrides, memory=planned("ppo-7b", *overrides))
     run.turns.present.clear()  # as if every role had left, so that none is asked to
     with pytest.raises(OutOfDeviceMemory, match=r"GPU 0 of node 0 has no room: .*rollout 40 GiB"):
-        for role in ("actor", "critic", "reference", "rollout"):
-            run.turns.parties[role].resume()
-            run.turns.count(role)
+        run.trainer.step(1)
 
 
 class FailingEngines(FakeEngines):
