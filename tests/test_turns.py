@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tqppo.device_memory import Ledger, out_of_memory
+from tqppo.device_memory import MemoryLedger, out_of_memory
 from tqppo.errors import OutOfDeviceMemory
 from tqppo.placement import Device, Placement
-from tqppo.turns import Turn, Turns
+from tqppo.turns import DeviceTurns, Turn
 
 SHARED = Placement((2,), {role: ((Device(0, 0),), (Device(0, 1),)) for role in ("actor", "reference", "rollout")})
 APART = Placement((2,), {"actor": ((Device(0, 0),),), "rollout": ((Device(0, 1),),)})
@@ -33,8 +33,8 @@ class Recorded:
         return 0 if self.is_away else self.size
 
 
-def turns_of(placement: Placement, log: list[str], limit: int = 0, size: int = 10) -> Turns:
-    turns = Turns(placement, Ledger(placement, limit) if limit else None)
+def turns_of(placement: Placement, log: list[str], limit: int = 0, size: int = 10) -> DeviceTurns:
+    turns = DeviceTurns(placement, MemoryLedger(placement, limit) if limit else None)
     for role in placement.roles:
         turns.join(role, Recorded(role, log, size))
     return turns
@@ -74,7 +74,7 @@ class Stuck(Recorded):
 
 def test_a_role_that_could_not_leave_is_asked_again() -> None:
     log: list[str] = []
-    turns = Turns(APART_BUT_ONE)
+    turns = DeviceTurns(APART_BUT_ONE)
     turns.join("actor", Stuck("actor", log))
     turns.join("rollout", Recorded("rollout", log))
     with pytest.raises(RuntimeError):
@@ -96,7 +96,7 @@ def test_one_role_at_a_time_fits_where_two_do_not() -> None:
 
 def test_a_full_device_is_named_with_what_is_on_it() -> None:
     placement = Placement((1,), {"actor": ((Device(0, 0),),), "rollout": ((Device(0, 0),),)})
-    ledger = Ledger(placement, 80 * 2**30)
+    ledger = MemoryLedger(placement, 80 * 2**30)
     ledger.write("actor", 50 * 2**30)
     with pytest.raises(OutOfDeviceMemory) as error:
         ledger.write("rollout", 40 * 2**30)

@@ -23,7 +23,7 @@ def gib(num_bytes: float) -> str:
 
 
 @dataclass
-class Ledger:
+class MemoryLedger:
     """What every role holds on each of its devices. More than a device has is an error, as on a GPU."""
 
     placement: Placement

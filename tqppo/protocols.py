@@ -112,6 +112,7 @@ class WeightSource:
     version: int
     node: str = ""  # Ray's name of the node that has the folder; empty: this one
     sender: WeightSender | None = None
+    checksums: Mapping[str, str] = field(default_factory=dict)  # by tensor, see `weights.checksum`; empty: not compared
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +172,8 @@ class RolloutEngine(Protocol):
       a deterministic engine returns the same bytes for the same arguments, whatever else it is computing.
     - `expect(n)` announces that n `generate` calls are about to come, so that a deterministic engine
       can admit them together, ordered by `Request.order`; other engines ignore it.
-    - `load_weights` returns when every later completion comes from the new weights and carries their version.
+    - `load_weights` returns when every later completion comes from the new weights and carries their version. Raises
+      if the source has checksums and the engine's tensors have others.
     - `sleep` frees the device's memory and keeps the weights on the host; `wake` takes it again. With `cache=False`
       only the weights return, so that new ones can be loaded; a second `wake` then brings the cache.
     - `held_bytes` is the memory on each of its devices now; None: `memory_fraction` of the device.

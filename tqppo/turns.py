@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from tqppo.device_memory import Ledger
+from tqppo.device_memory import MemoryLedger
 from tqppo.placement import Placement
 
 
@@ -27,11 +27,11 @@ class Party(Protocol):
 
 
 @dataclass
-class Turns:
+class DeviceTurns:
     """Who is on the devices. Without a ledger, memory is not counted."""
 
     placement: Placement
-    ledger: Ledger | None = None
+    ledger: MemoryLedger | None = None
     parties: dict[str, Party] = field(default_factory=dict)
     present: set[str] = field(default_factory=set)
 
@@ -67,7 +67,7 @@ class Turn:
     """One role's handle. Without `turns` the role is alone on its devices."""
 
     role: str = ""
-    turns: Turns | None = None
+    turns: DeviceTurns | None = None
 
     def take(self) -> None:
         """Call before computing: the role is on its devices, and no other is."""

@@ -23,7 +23,7 @@ from tqppo.protocols import (
     Scores,
 )
 
-from .server.api import CONTROL_TIMEOUT_S, Arguments, MemoryPart, ServerApi, check_served_model, tokens_left
+from .server.api import CONTROL_TIMEOUT_S, Arguments, EnginePart, ServerApi, check_served_model, tokens_left
 from .server.engine import ServerEngine
 from .server.group import Rendezvous
 from .server.http import EngineServer
@@ -222,7 +222,7 @@ class SGLangServer(ServerApi):
     async def sleep(self, server: EngineServer) -> None:
         await self._post(server, "/release_memory_occupation")
 
-    async def wake(self, server: EngineServer, part: MemoryPart) -> None:
+    async def wake(self, server: EngineServer, part: EnginePart) -> None:
         await self._post(server, "/resume_memory_occupation", tags=["kv_cache" if part == "cache" else part])
 
     async def _post(self, server: EngineServer, path: str, **body: object) -> None:

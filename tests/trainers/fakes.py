@@ -17,18 +17,18 @@ from tqppo.config.placement import placement_of
 from tqppo.config.sections import Config
 from tqppo.data.prompts import Prompt
 from tqppo.dataflow import Features, Stage
-from tqppo.device_memory import Ledger
+from tqppo.device_memory import MemoryLedger
 from tqppo.protocols import Metrics, WeightSource
 from tqppo.queue.client import Queue
 from tqppo.queue.meta import BatchMeta, Jagged
 from tqppo.rollout.teachers.figures import RolloutReport, TeacherFigures
 from tqppo.rollout.writer import group_marker
 from tqppo.run import configure
-from tqppo.run.build import start_groups
 from tqppo.run.compose import Processes, make_stages, make_trainer
 from tqppo.run.configure import RunPaths
+from tqppo.run.processes import start_groups
 from tqppo.trainers.stages import Clock, Stages, Trainer
-from tqppo.turns import EngineParty, Turn, Turns
+from tqppo.turns import DeviceTurns, EngineParty, Turn
 from tqppo.workers.process.bridge import stage_of
 from tqppo.workers.specs import RoleSpec
 
@@ -199,7 +199,7 @@ class FakeRun:
     trainer: Trainer
     roles: dict[str, int]
     actor: FakeGroup
-    turns: Turns
+    turns: DeviceTurns
 
 
 @dataclass(frozen=True)
@@ -240,7 +240,7 @@ def fake_run(
     roles: dict[str, int] = {}
 
     placement, held = placement_of(config), memory or Memory()
-    turns = Turns(placement, Ledger(placement, held.device) if memory else None)
+    turns = DeviceTurns(placement, MemoryLedger(placement, held.device) if memory else None)
 
     def start(role: str, worker_class: type, spec: RoleSpec, ranks: int) -> Any:
         roles[role] = ranks

@@ -9,8 +9,10 @@ import pytest
 from trainers.fakes import FakeEngines, Memory, fake_run
 
 from tqppo.config.compile import compile_config
+from tqppo.config.placement import placement_of
 from tqppo.config.plan.memory import total
 from tqppo.config.plan.plan import make_plan
+from tqppo.device_memory import MemoryLedger
 from tqppo.errors import EngineError, OutOfDeviceMemory
 from tqppo.queue.client import Queue
 from tqppo.rollout.teachers.figures import RolloutReport
@@ -75,12 +77,18 @@ def test_the_sum_on_every_gpu_stays_under_its_memory(
     assert bool(leaves) == (not placed)
 
 
-def test_without_turns_the_same_run_would_not_fit(queue: Queue) -> None:
+def test_without_turns_the_same_run_would_not_fit() -> None:
     overrides = settings("ppo-7b")
-    run = fake_run(queue, "ppo-7b", *overrides, memory=planned("ppo-7b", *overrides))
-    run.turns.present.clear()  # as if every role had left, so that none is asked to
+    memory = planned("ppo-7b", *overrides)
+    ledger = MemoryLedger(placement_of(compile_config("ppo-7b", [], overrides, {}).draft), memory.device)
     with pytest.raises(OutOfDeviceMemory, match=r"GPU 0 of node 0 has no room: .*rollout 40 GiB"):
-        run.trainer.step(1)
+        hold_all(ledger, memory)
+
+
+def hold_all(ledger: MemoryLedger, memory: Memory) -> None:
+    for role in ("actor", "critic", "reference"):
+        ledger.write(role, memory.roles[role])
+    ledger.write("rollout", sum(memory.engine))
 
 
 class FailingEngines(FakeEngines):

@@ -87,8 +87,10 @@ class RolloutPool:
         missing = partial(self._missing, uids, task.partition)
         return RolloutReport.join(results(calls, self.timeout_s, "the rollout", missing=missing, died=EngineError))
 
-    def load_weights(self, source: WeightSource, probe: Probe | None = None) -> None:
+    def load_weights(self, source: WeightSource, probe: Probe | None = None) -> float | None:
         """Load the weights into every engine; returns when all of them use the new version.
+
+        With a probe, returns the largest difference between an engine's log-probabilities and the trainer's.
 
         Engines that slept get the new weights before their cache, which needs most of the memory.
         """
@@ -98,10 +100,11 @@ class RolloutPool:
             for worker, spec, node in zip(self.workers, self.specs, self.nodes, strict=True)
         ]
         results(calls, self.timeout_s, f"loading weights of version {source.version}", died=EngineError)
-        if probe is not None:
-            self.party.be_awake()
-            checks = [call(worker, RolloutWorker.verify, probe) for worker in self.workers]
-            results(checks, self.timeout_s, "comparing the engines with the trainer", died=EngineError)
+        if probe is None:
+            return None
+        self.party.be_awake()
+        checks = [call(worker, RolloutWorker.verify, probe) for worker in self.workers]
+        return max(results(checks, self.timeout_s, "comparing the engines with the trainer", died=EngineError))
 
     def sleep(self) -> None:
         calls = [call(worker, RolloutWorker.sleep) for worker in self.workers]

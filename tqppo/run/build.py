@@ -1,59 +1,38 @@
 """Builds a run's processes and stages from its config, and takes them down again in reverse order.
 
-Everything that takes long starts together and is waited for at the end. Imported only to train.
+Imported only to train.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import ray
 from transformers import AutoTokenizer
 
 from tqppo.config import facts
-from tqppo.config.placement import placement_of
 from tqppo.config.sections import Config
 from tqppo.data.dataset import is_procedural
 from tqppo.data.prompts import DataSpec, Prompt, Sampler, demonstrations, for_validation
 from tqppo.data.prompts import load as load_prompts
-from tqppo.device_memory import Ledger
 from tqppo.errors import PreflightError
-from tqppo.fake_gpus import fake_gpus
-from tqppo.metrics.events import IdleGpus, ReportEvent, unreported
-from tqppo.placement import TEACHER
+from tqppo.metrics.events import ReportEvent, unreported
 from tqppo.queue.client import Queue
-from tqppo.rollout.pool import RolloutPool
-from tqppo.rollout.teachers.pool import TeacherPool
 from tqppo.run import configure
-from tqppo.run.compose import Processes, StageGroups, make_stages, make_trainer, validation_task
+from tqppo.run.compose import Processes, make_stages, make_trainer, validation_task
 from tqppo.run.configure import RunPaths
 from tqppo.run.folder import RunFolder
 from tqppo.run.live import LiveRun, Validator
-from tqppo.run.placement import Seating, check_resources, take_seats
+from tqppo.run.processes import LOADING, START_TIMEOUT_S, ProcessStarter, make_turns, seat_processes, start_groups
 from tqppo.run.teachers import Announce, prepare_teachers
-from tqppo.seats import Seat
 from tqppo.tiny.prepare import make_tiny_model
 from tqppo.trainers.stages import Clock
-from tqppo.turns import Turn, Turns
 from tqppo.weights import location
-from tqppo.workers.actor import Actor
-from tqppo.workers.compute.worker import Worker
-from tqppo.workers.critic import Critic
-from tqppo.workers.estimator import RemoteEstimator
-from tqppo.workers.process.group import Group, WorkerGroup
-from tqppo.workers.reference import Reference
-from tqppo.workers.reward_model import RewardModel
-from tqppo.workers.specs import RoleSpec
-from tqppo.workers.student import Student
-
-START_TIMEOUT_S = 600.0
-W = TypeVar("W", bound=Worker)
 
 
 def build(
@@ -70,28 +49,18 @@ def build(
     paths = prepare_paths(config, folder, logs, stack, announce)
     tokenizer = load_tokenizer(config, paths)
     queue = make_queue(config, stack)
-    turns = make_turns(config)
-    starter = GroupStarter(queue, seating.seats, turns, stack)
-    groups = start_groups(config, paths, starter, special_ids=special_tokens(config, tokenizer))
-    if turns.placement.neighbours("rollout"):
-        with announce("loading the model into its workers"):
-            starter.ready()
-        turns.make_room("rollout")  # engines size their cache by the memory that is free when they start
-    pool = start_pool(config, paths, queue, tokenizer, stack, seating, turns)
-    teachers = start_teachers(config, paths, queue, len(tokenizer), stack, seating)
-    estimator = RemoteEstimator(
-        configure.estimator_spec(config, paths), queue, timeout_s=config.storage.timeout_s + 60, seat=seating.home
-    )
+    start = ProcessStarter(config, paths, queue, seating, make_turns(config), stack)
+    groups = start_groups(config, paths, start.group, special_ids=special_tokens(config, tokenizer))
+    estimator, teachers = start.estimator(), start.teachers(len(tokenizer))
+    pool = start.pool(eos_tokens(tokenizer), announce)
     sampler = make_sampler(config, tokenizer, announce)
     clock = Clock()
     validator = Validator(pool, queue, clock, validation_prompts(config, tokenizer), validation_task(config))
-    with announce("loading the model into its workers"):
-        starter.ready()
+    with announce(LOADING):
+        start.groups_ready()
         estimator.ready(START_TIMEOUT_S)
     with announce(f"starting the {config.rollout.backend} engine"):
-        pool.ready()
-        turns.join("rollout", pool.party)
-        turns.count("rollout")
+        start.pool_ready(pool)
     if teachers is not None:
         with announce(f"starting the teacher{'s' if len(config.teachers) > 1 else ''}"):
             teachers.ready()
@@ -157,21 +126,6 @@ def eos_tokens(tokenizer: Any) -> tuple[int, ...]:
     return () if tokenizer.eos_token_id is None else (int(tokenizer.eos_token_id),)
 
 
-# -- processes ---------------------------------------------------------------------------------------------------------
-
-
-def seat_processes(config: Config, stack: ExitStack, report: ReportEvent) -> Seating:
-    """Reserve the GPUs of the plan, and report those of the cluster that it leaves idle."""
-    nodes: Callable[[], list[dict[str, Any]]] = ray.nodes
-    check_resources(config, [node["Resources"] for node in nodes() if node["Alive"]])
-    seating = take_seats(config, fake=fake_gpus() is not None)
-    stack.callback(seating.close)
-    idle = len(placement_of(config).idle)
-    if idle or seating.num_unused > 0:
-        report(IdleGpus(0, idle, max(0, seating.num_unused)))
-    return seating
-
-
 def make_queue(config: Config, stack: ExitStack) -> Queue:
     storage = config.storage
     queue = Queue.create(
@@ -179,104 +133,6 @@ def make_queue(config: Config, stack: ExitStack) -> Queue:
     )
     stack.callback(queue.close)
     return queue
-
-
-def make_turns(config: Config) -> Turns:
-    """The turns of roles that share GPUs. Fake GPUs count what is on them; real ones do so themselves."""
-    placement, fake = placement_of(config), fake_gpus()
-    return Turns(placement, Ledger(placement, fake.memory_bytes) if fake else None)
-
-
-class StartGroup(Protocol):
-    """Starts the worker group of a role with so many ranks."""
-
-    def __call__(self, role: str, worker_class: type[W], spec: RoleSpec, ranks: int) -> Group[W]: ...
-
-
-@dataclass(frozen=True)
-class GroupStarter:
-    """Starts worker groups as Ray actors without waiting for them; `ready` waits for all, `stack` closes them."""
-
-    queue: Queue
-    seats: Mapping[str, Sequence[Seat]]
-    turns: Turns
-    stack: ExitStack
-    starting: dict[str, WorkerGroup[Any]] = field(default_factory=dict)
-
-    def __call__(self, role: str, worker_class: type[W], spec: RoleSpec, ranks: int) -> Group[W]:
-        group = WorkerGroup(
-            role,
-            worker_class,
-            ranks=ranks,
-            spec=spec,
-            queue=self.queue,
-            seats=self.seats[role],
-            turn=Turn(role, self.turns),
-        )
-        self.stack.callback(group.close)
-        group.start()
-        self.starting[role] = group
-        return group
-
-    def ready(self) -> None:
-        """Wait until every rank of every group that was started has its model."""
-        while self.starting:
-            role, group = self.starting.popitem()
-            group.ready()
-            self.turns.join(role, group)
-            self.turns.count(role)
-
-
-def start_groups(
-    config: Config, paths: RunPaths, start: StartGroup, *, special_ids: tuple[int, ...] = ()
-) -> StageGroups:
-    """Start a group for each role that the run has."""
-    ranks = facts.worker_roles(config)
-    actor_class: type[Actor] = Student if facts.has_teachers(config) else Actor
-
-    def optional(role: str, worker_class: type[W], make_spec: Callable[[], RoleSpec]) -> Group[W] | None:
-        return start(role, worker_class, make_spec(), ranks[role]) if role in ranks else None
-
-    return StageGroups(
-        actor=start("actor", actor_class, configure.actor_spec(config, paths, special_ids), ranks["actor"]),
-        critic=optional("critic", Critic, partial(configure.critic_spec, config, paths)),
-        reference=optional("reference", Reference, partial(configure.reference_spec, config, paths)),
-        reward_model=optional("reward_model", RewardModel, partial(configure.reward_model_spec, config)),
-    )
-
-
-def start_pool(
-    config: Config, paths: RunPaths, queue: Queue, tokenizer: Any, stack: ExitStack, seating: Seating, turns: Turns
-) -> RolloutPool:
-    fake = fake_gpus()
-    pool = RolloutPool(
-        configure.rollout_spec(config, paths, eos_tokens(tokenizer)),
-        queue,
-        endpoints=config.rollout.endpoints,
-        replicas=config.rollout.replicas,
-        timeout_s=config.rollout.timeout_s,
-        turn=Turn("rollout", turns),
-        device_bytes=fake.memory_bytes if fake else 0,
-    )
-    stack.callback(pool.close)
-    pool.start(seating.seats["rollout"])
-    return pool
-
-
-def start_teachers(
-    config: Config, paths: RunPaths, queue: Queue, vocabulary: int, stack: ExitStack, seating: Seating
-) -> TeacherPool | None:
-    """The teachers of the config, starting; None in modes without."""
-    setups = [
-        replace(setup, seats=tuple(seating.seats[f"{TEACHER}{setup.spec.name}"]))
-        for setup in configure.teacher_setups(config, paths, vocabulary=vocabulary)
-    ]
-    if not setups:
-        return None
-    teachers = TeacherPool(setups, queue, configure.teacher_routing(config))
-    stack.callback(teachers.close)
-    teachers.start()
-    return teachers
 
 
 def publish_folder(stack: ExitStack) -> str:

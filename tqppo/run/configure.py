@@ -202,6 +202,7 @@ def actor_spec(config: Config, paths: RunPaths, special_ids: tuple[int, ...] = (
         optimizer=_optimizer(actor, actor.lr, config.run.max_steps),
         policy_loss=loss,
         distill=distill_spec(config, paths, special_ids) if facts.has_teachers(config) else None,
+        with_checksums=config.rollout.verify_weights,
         publish_dir=paths.publish,
     )
 

@@ -17,6 +17,7 @@ import torch
 from tqppo.engines.capabilities import BUILT_IN
 from tqppo.errors import EngineError
 from tqppo.protocols import Completion, EngineCapabilities, EngineSpec, Request, Scores, WeightSource
+from tqppo.weights.identity import WeightReport, check_identity
 
 from .decoder import Decoder
 from .forward import ModelForward
@@ -109,6 +110,8 @@ class EmbeddedRollout:
             await self._drain()
             try:
                 self._weights.load(source.folder)
+                if source.checksums:
+                    check_identity(self._spec.name, source.checksums, [WeightReport(self._weights.checksums())])
                 decoder.weight_version = source.version
             finally:
                 self._resume()

@@ -21,12 +21,13 @@ from typing import ClassVar, Literal
 from tqppo.engines.capabilities import argument_name, instead_of
 from tqppo.errors import BackendError, EngineError, PreflightError
 from tqppo.protocols import Bucket, Completion, EngineSpec, Request, Scores
+from tqppo.weights.identity import WeightReport
 
 from .group import Rendezvous
 from .http import EngineServer
 
 CONTROL_TIMEOUT_S = 120.0  # of one request that generates nothing, such as a step of a weight update
-MemoryPart = Literal["weights", "cache"]
+EnginePart = Literal["weights", "cache"]
 Arguments = dict[str, object]  # flags of a server without the leading dashes; None leaves a flag out
 
 
@@ -104,10 +105,14 @@ class ServerApi(ABC):
     async def loaded_label(self, server: EngineServer) -> str:
         """The name under which the server has its weights now."""
 
+    async def weight_reports(self, server: EngineServer) -> list[WeightReport] | None:
+        """The checksums of the server's weights, one report per process; None if it cannot say."""
+        return None
+
     async def sleep(self, server: EngineServer) -> None:  # noqa: B027 - optional
         """Free memory; there is nothing to free on a CPU."""
 
-    async def wake(self, server: EngineServer, part: MemoryPart) -> None:  # noqa: B027 - optional
+    async def wake(self, server: EngineServer, part: EnginePart) -> None:  # noqa: B027 - optional
         """Undo `sleep` for a part of the memory."""
 
     def flags(self) -> list[str]:

@@ -19,7 +19,7 @@ from typing import ClassVar
 from tqppo.errors import EngineError
 from tqppo.protocols import Completion, EngineCapabilities, EngineSpec, Request, Scores, WeightSource
 
-from .api import CONTROL_TIMEOUT_S, MemoryPart, ServerApi, tokens_left
+from .api import CONTROL_TIMEOUT_S, EnginePart, ServerApi, tokens_left
 from .gate import Gate
 from .lifecycle import ServerLifecycle
 from .scores import check_sequence, no_scores
@@ -64,7 +64,7 @@ class ServerEngine:
         self.loader = WeightLoader(self.api)
         self.servers = ServerLifecycle(self.api, prepare=self.loader.restore)
         self._gate = Gate()
-        self._asleep: set[MemoryPart] = set()
+        self._asleep: set[EnginePart] = set()
         self._requests = RunningRequests()
 
     async def start(self) -> None:
@@ -131,7 +131,7 @@ class ServerEngine:
 
     async def wake(self, *, cache: bool = True) -> None:
         """Servers wake part by part: a part that is awake must not be woken again."""
-        wanted: tuple[MemoryPart, ...] = ("weights", "cache") if cache else ("weights",)
+        wanted: tuple[EnginePart, ...] = ("weights", "cache") if cache else ("weights",)
         for part in wanted:
             if part in self._asleep:
                 await self.api.wake(await self.servers.live(), part)
