@@ -119,7 +119,8 @@ class VLLMServer(ServerApi):
             top_p=sampling.top_p,
             top_k=sampling.top_k,
             max_tokens=tokens_left(self.spec, request),
-            seed=request.seed % 2**63,
+            # A seed makes vLLM sample each sequence on its own, in a loop.
+            seed=request.seed % 2**63 if self.spec.deterministic else None,
             logprobs=0,  # only the sampled token's own
             ignore_eos=True,  # `stop_token_ids` says what ends a sequence, not the model's folder
             stop_token_ids=sorted({*self.spec.eos_token_ids, *sampling.stop_token_ids}),

@@ -60,6 +60,34 @@ def test_every_prompt_is_sampled_once_over_the_replicas(pool: RolloutPool, queue
     queue.clear(rows)
 
 
+def test_engines_sleep_and_wake_as_far_as_the_next_call_needs(
+    pool: RolloutPool, queue: Queue, tiny_model: Path
+) -> None:
+    assert pool.held_bytes() > 0
+    pool.party.rest()
+    assert pool.held_bytes() == 0
+    pool.load_weights(WeightSource(str(tiny_model), 1))
+    assert pool.party.awake == {"weights"}
+    pool.generate(prompts(1), task())
+    assert pool.party.awake == {"weights", "cache"}
+    queue.clear(queue.list(where={"is_prompt": True}))
+    queue.clear(queue.list())
+
+
+def test_without_determinism_groups_go_to_the_replica_with_the_fewest(pool: RolloutPool, queue: Queue) -> None:
+    pool.has_fixed_split = False
+    try:
+        pool.generate(prompts(300), task())
+    finally:
+        pool.has_fixed_split = True
+    markers = queue.list(where={"is_prompt": True})
+    assert len(markers) == 300
+    queue.clear(markers)
+    rows = queue.list()
+    assert len(rows) == 600
+    queue.clear(rows)
+
+
 def test_weights_that_are_not_the_trainer_s_are_noticed(pool: RolloutPool, tiny_model: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32).eval()
     with torch.no_grad():

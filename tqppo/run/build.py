@@ -29,6 +29,7 @@ from tqppo.run.configure import RunPaths
 from tqppo.run.folder import RunFolder
 from tqppo.run.live import LiveRun, Validator
 from tqppo.run.processes import LOADING, START_TIMEOUT_S, ProcessStarter, make_turns, seat_processes, start_groups
+from tqppo.run.room import check_room, model_bytes
 from tqppo.run.teachers import Announce, prepare_teachers
 from tqppo.tiny.prepare import make_tiny_model
 from tqppo.trainers.stages import Clock
@@ -86,11 +87,12 @@ def prepare_paths(config: Config, folder: RunFolder, logs: Path, stack: ExitStac
     """Find or make the models of the run; returns where everything is."""
     with announce("making the model" if config.model.path == "tiny" else "finding the model"):
         model = prepare_model(config, folder.model)
+        check_room(config, model, folder.path)
     return RunPaths(
         model=model,
         tokenizer=config.model.tokenizer or model,
         logs=logs,
-        publish=publish_folder(stack),
+        publish=publish_folder(stack, model_bytes(config, model)),
         teachers=prepare_teachers(config, model, folder.scores, announce),
         scores=folder.scores,
     )
@@ -135,10 +137,10 @@ def make_queue(config: Config, stack: ExitStack) -> Queue:
     return queue
 
 
-def publish_folder(stack: ExitStack) -> str:
-    """Where the actor publishes weights; the folders of dead runs are removed first."""
+def publish_folder(stack: ExitStack, num_bytes: int = 0) -> str:
+    """Where the actor publishes weights of this size; the folders of dead runs are removed first."""
     location.remove_abandoned()
-    folder = location.new_folder()
+    folder = location.new_folder(num_bytes)
     stack.callback(shutil.rmtree, folder, ignore_errors=True)
     return str(folder)
 

@@ -52,7 +52,7 @@ def ray_cluster(
     reap(parent, PRIVATE_PREFIX)
     owned = claim(parent / f"{PRIVATE_PREFIX}{os.getpid()}-{secrets.token_hex(3)}")
     folder = owned.folder
-    watcher = Watcher([str(folder), location.pattern()])
+    watcher = Watcher([str(folder), *location.patterns()])
     try:
         start_patiently(
             lambda: ray.init(

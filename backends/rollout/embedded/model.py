@@ -22,7 +22,7 @@ def load_model(spec: EngineSpec) -> PreTrainedModel:
     # On a GPU the fused kernels win, and their masks come from `transformers`.
     implementation = attention.register() if device.type == "cpu" else "sdpa"
     # Most CPUs have no bf16 instructions and are several times slower with it, so a CPU decodes in fp32.
-    default = torch.float32 if device.type == "cpu" else "auto"
+    default = torch.float32 if device.type == "cpu" else torch.bfloat16  # as the trainer computes
     try:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             spec.model,

@@ -21,7 +21,7 @@ from tqppo.protocols import Completion, EngineCapabilities, EngineSpec, Request,
 
 from .api import CONTROL_TIMEOUT_S, EnginePart, ServerApi, tokens_left
 from .gate import Gate
-from .lifecycle import ServerLifecycle
+from .lifecycle import MAX_CONNECTIONS, ServerLifecycle
 from .scores import check_sequence, no_scores
 from .weights import WeightLoader
 
@@ -64,6 +64,8 @@ class ServerEngine:
         self.loader = WeightLoader(self.api)
         self.servers = ServerLifecycle(self.api, prepare=self.loader.restore)
         self._gate = Gate()
+        # A request's clock starts when it is sent, so it waits here for its turn and not for a free connection.
+        self._sending = asyncio.Semaphore(max(1, min(spec.max_running, MAX_CONNECTIONS)))
         self._asleep: set[EnginePart] = set()
         self._requests = RunningRequests()
 
@@ -76,7 +78,7 @@ class ServerEngine:
     async def generate(self, request: Request) -> Completion:
         tokens_left(self.spec, request)
         with self._requests.track(request.request_id) as server_id:
-            async with self._gate.passing():
+            async with self._sending, self._gate.passing():
                 completion = await self.servers.call(lambda server: self.api.generate(server, request, server_id))
                 return replace(completion, weight_version=self.version)
 
@@ -94,7 +96,7 @@ class ServerEngine:
         check_sequence(self.spec, tokens, start)
         if start == len(tokens) - 1:
             return no_scores(len(tokens), top_k)
-        async with self._gate.passing():
+        async with self._sending, self._gate.passing():
             return await self.servers.call(lambda server: self.api.score(server, tokens, top_k, start))
 
     async def score_many(

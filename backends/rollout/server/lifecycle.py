@@ -105,7 +105,7 @@ class ServerLifecycle:
 
     async def _boot(self) -> EngineServer:
         """A healthy server with the current weights; if that fails, no process is left."""
-        python = environments.python_of(self._api.backend, self._spec.python)
+        python = environments.python_of(self._api.backend, self._spec.python, on_gpu=self._api.on_gpu)
         for attempt in itertools.count(1):
             server, process = self._launch(python, free_port(self._spec.host))
             try:
