@@ -107,15 +107,22 @@ def attention_mask(response: Tensor) -> Tensor:
     return sees.tril_()[:, None]
 
 
-def attention_pairs_per_token(model: nn.Module) -> int:
-    """Number of attention pairs that cost as much as one token's linear layers; 0 if bundling changes the results."""
-    transformer = next(module for module in model.modules() if isinstance(module, PreTrainedModel))
+def attention_pairs_per_token(model: nn.Module, trial: nn.Module | None = None) -> int:
+    """Number of attention pairs that cost as much as one token's linear layers; 0 if bundling changes the results.
+
+    That is tried on `trial`, a model of the same architecture, or on the model itself.
+    """
+    transformer = _transformer(model)
     config = transformer.config.get_text_config()
     window = "sliding_attention" if getattr(config, "sliding_window", None) else "full_attention"
     kinds = getattr(config, "layer_types", None) or [window]
-    if set(kinds) != {"full_attention"} or not _same_when_bundled(transformer.base_model):
+    if set(kinds) != {"full_attention"} or not _same_when_bundled(_transformer(trial or model).base_model):
         return 0
     return PAIRS_PER_WIDTH * int(config.hidden_size)
+
+
+def _transformer(model: nn.Module) -> PreTrainedModel:
+    return next(module for module in model.modules() if isinstance(module, PreTrainedModel))
 
 
 @torch.no_grad()

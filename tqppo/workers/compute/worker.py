@@ -10,12 +10,14 @@ from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
 
 from tqppo.algorithms import balance
 from tqppo.queue.client import Queue
 from tqppo.workers.compute import microbatch, shared_prompts
+from tqppo.workers.compute.loading import attention_kernel, compute_dtype, fill, has_memory, specimen
 from tqppo.workers.compute.microbatch import FlatRows, MicroBatch, MicroBatchCut
-from tqppo.workers.compute.model import attention_kernel, compute_dtype, layout_for, shard
+from tqppo.workers.compute.model import layout_for, shard
 from tqppo.workers.compute.residence import Residence
 from tqppo.workers.process.ranks import Ranks
 from tqppo.workers.specs import RoleSpec
@@ -46,9 +48,15 @@ class Worker:
     def start(self) -> None:
         """Load the model; the constructor does nothing that takes time."""
         model = self._load()
-        may_share = self.layout == "trimmed" and self.shares_prompts
-        self.attention_pairs_per_token = shared_prompts.attention_pairs_per_token(model) if may_share else 0
+        self.attention_pairs_per_token = self._attention_pairs_per_token(model)
         self.model = shard(model, self.device, self.dtype)
+        fill(self.model, self.spec.model.path)
+
+    def _attention_pairs_per_token(self, model: nn.Module) -> int:
+        if self.layout != "trimmed" or not self.shares_prompts:
+            return 0
+        trial = model if has_memory(model) else specimen(AutoModelForCausalLM, self.spec.model)
+        return shared_prompts.attention_pairs_per_token(model, trial)
 
     def _load(self) -> nn.Module:
         raise NotImplementedError
