@@ -216,7 +216,7 @@ def _bundles(group: PlacementGroup, count: int) -> list[Bundle]:
         strategy = PlacementGroupSchedulingStrategy(group, index)
         machine, cuda_index = ray.get(look.options(scheduling_strategy=strategy).remote())
         found.append(Bundle(strategy, machine, cuda_index))
-    return sorted(found, key=lambda bundle: int(bundle.cuda_index))
+    return sorted(found, key=lambda bundle: (len(bundle.cuda_index), bundle.cuda_index))  # 2 before 10
 
 
 def _look() -> tuple[str, str]:
