@@ -30,3 +30,9 @@ def test_parts_add_up_to_the_whole_and_zeros_count_for_nothing(monkeypatch: pyte
     assert added([checksum(whole[:2]), checksum(whole[2:])]) == checksum(whole) == checksum(padded)
     assert checksum(whole.T) == checksum(whole)
     assert added([checksum(whole), checksum(whole.bfloat16())]) == ""
+
+
+@pytest.mark.gpu
+def test_a_gpu_computes_the_same_checksum() -> None:
+    tensor = torch.randn(2**23, generator=torch.Generator().manual_seed(2)).bfloat16()
+    assert checksum(tensor.cuda()) == checksum(tensor)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 from tqppo.workers.compute.residence import Residence
@@ -36,3 +37,15 @@ def test_two_ranks_that_rest_between_updates_end_with_the_same_bytes(tiny_model:
         assert rank.returncode == 0, errors
     for name in ("model.safetensors", "optimizer.safetensors"):
         assert (tmp_path / "plain" / name).read_bytes() == (tmp_path / "rested" / name).read_bytes()
+
+
+@pytest.mark.gpu
+def test_tensors_that_rest_give_a_gpu_its_memory_back() -> None:
+    device = torch.device("cuda")
+    tensors = [torch.randn(2**24, device=device), torch.ones(2**22, dtype=torch.bfloat16, device=device)]
+    expected, residence = [tensor.cpu() for tensor in tensors], Residence(device)
+    before = torch.cuda.memory_reserved()
+    residence.rest(tensors)
+    assert torch.cuda.memory_reserved() <= before - 2**26
+    residence.resume()
+    assert all(torch.equal(found.cpu(), was) for found, was in zip(tensors, expected, strict=True))

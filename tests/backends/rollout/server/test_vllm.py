@@ -37,7 +37,7 @@ def control_route() -> str:
     return "/weight_info"
 
 
-def test_a_flipped_weight_and_a_missed_update_are_named(subject: Subject, tmp_path: Path) -> None:
+def test_a_flipped_weight_and_a_missed_update_are_named(subject: Subject, tmp_path: Path) -> None:  # noqa: F811
     """vLLM says by checksums what came and what it holds; one bit of one weight, at lr 1e-6, is enough."""
     engine: Any = subject.engine
     model = AutoModelForCausalLM.from_pretrained(subject.folder, dtype=torch.float32)
