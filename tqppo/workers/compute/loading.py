@@ -127,9 +127,10 @@ def _without_memory(
     model = _from_config(auto_class, config, spec, attention_kernel(spec.attention, device), "meta")
     if not files.have(model) or not _compute_buffers(model, device):
         return None
-    if model.can_generate():  # type: ignore[no-untyped-call]
+    if model.can_generate():
         model.generation_config = _generation_config(spec.path, config)
-    return model.to(dtype)  # type: ignore[return-value, arg-type]
+    nn.Module.to(model, dtype)  # `transformers` wraps its own `to` without types
+    return model
 
 
 def _from_config(
@@ -159,7 +160,8 @@ def _compute_buffers(model: PreTrainedModel, device: torch.device) -> bool:
         for name in names:
             setattr(module, name, torch.empty_like(getattr(module, name), device=device))
         if names:
-            model._init_weights(module)
+            initialise: Any = model._init_weights
+            initialise(module)
     return True
 
 
