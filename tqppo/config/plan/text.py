@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tqppo.config.plan.budget_text import budget_text
 from tqppo.config.plan.memory import size, total
 from tqppo.config.plan.plan import Plan, PlannedRole
 
 
 def plan_text(plan: Plan, *, formulas: bool = False) -> str:
-    lines = [*_head(plan), "", *_step(plan), "", *_roles(plan, formulas), "", *_teachers(plan), *_files(plan)]
+    lines = [*_head(plan), "", *_step(plan), "", *_roles(plan, formulas), "", *_teachers(plan)]
+    lines += [*budget_text(plan.budget, formulas=formulas), "", *_files(plan)]
     if not formulas:
-        lines += ["", "Memory is an estimate per process (activations ± 30 %); --explain shows the formulas."]
+        lines += ["", "Memory is an estimate (±10 % of a worker with its model); --explain shows the formulas."]
     return "\n".join(lines) + "\n"
 
 

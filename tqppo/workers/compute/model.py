@@ -29,7 +29,7 @@ from transformers import logging as transformers_logging
 
 from tqppo.algorithms.chunks import PerToken
 from tqppo.errors import PreflightError
-from tqppo.workers.compute import shared_prompts
+from tqppo.workers.compute import architecture, shared_prompts
 from tqppo.workers.compute.logprobs import Measure, measure_tokens
 from tqppo.workers.compute.microbatch import MicroBatch
 from tqppo.workers.specs import ModelSpec
@@ -54,7 +54,7 @@ def attention_kernel(name: str, device: torch.device) -> str:
 
 def layout_for(attention: str) -> str:
     """Packing pays only where the kernel skips the blocks between rows; elsewhere trimmed batches are faster."""
-    return "packed" if attention.startswith("flash") else "trimmed"
+    return "packed" if attention.startswith("fl") else "trimmed"  # flash or flex attention
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,7 @@ def _hidden(backbone: nn.Module, micro: MicroBatch) -> Tensor:
 
 def load_policy(spec: ModelSpec, device: torch.device) -> PolicyModel:
     model = PolicyModel(_pretrained(AutoModelForCausalLM, spec, device))
-    _check_head(model, spec.path)
+    check_head(model.causal_lm, spec.path)
     return model
 
 
@@ -194,14 +194,13 @@ def _drop_dropout(model: nn.Module) -> None:
 
 
 @torch.no_grad()
-def _check_head(model: PolicyModel, path: str) -> None:
+def check_head(causal_lm: PreTrainedModel, path: str) -> None:
     """Refuse a model whose own logits differ from backbone plus head: some architectures do more in between."""
-    tokens = torch.arange(3)[None] % model.vocabulary
-    device = next(model.parameters()).device
-    tokens = tokens.to(device)
+    model = PolicyModel(architecture.clone(causal_lm))
+    tokens = torch.arange(3)[None]
     expected = model.causal_lm(input_ids=tokens, use_cache=False).logits[0]
     ours = model.logits(model.causal_lm.base_model(input_ids=tokens, use_cache=False).last_hidden_state[0])
-    if not torch.allclose(expected.float(), ours.float(), rtol=1e-3, atol=1e-3):
+    if not torch.allclose(expected, ours, rtol=1e-3, atol=1e-3):
         name = type(model.causal_lm).__name__
         raise PreflightError(
             f"model {path!r}: {name} does something after its output layer that tqppo does not support"

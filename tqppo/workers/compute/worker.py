@@ -45,7 +45,9 @@ class Worker:
         """Load the model; the constructor does nothing that takes time."""
         model = self._load()
         may_share = self.layout == "trimmed" and self.shares_prompts
-        self.attention_pairs_per_token = shared_prompts.attention_pairs_per_token(model) if may_share else 0
+        self.attention_pairs_per_token = (
+            shared_prompts.attention_pairs_per_token(model, self.device) if may_share else 0
+        )
         self.model = shard(model, self.device, self.dtype)
 
     def _load(self) -> nn.Module:
