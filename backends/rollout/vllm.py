@@ -15,6 +15,7 @@ from tqppo.protocols import Bucket, Completion, EngineCapabilities, FinishReason
 from tqppo.weights.identity import WeightReport
 
 from .server.api import CONTROL_TIMEOUT_S, Arguments, EnginePart, ServerApi, check_served_model, tokens_left
+from .server.cache import cache_tokens, token_bytes
 from .server.engine import ServerEngine
 from .server.group import Rendezvous
 from .server.http import EngineServer
@@ -23,7 +24,7 @@ from .server.scores import no_scores, unpacked
 GUARD = Path(__file__).parent / "vllm_guard"
 CHECKSUM = Path(weights.__file__).parent / "checksum.py"  # loaded by `vllm_guard/tqppo_weights.py`
 SCORE_ROUTE = "/tqppo/score"  # of `vllm_guard/tqppo_scores.py`
-CPU_KV_BYTES, CPU_STEP_TOKENS = 256 * 1024**2, 4096
+CPU_STEP_TOKENS = 4096
 FINISH: Mapping[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
 
 
@@ -65,7 +66,7 @@ class VLLMServer(ServerApi):
         return {
             "dtype": "float32" if self.spec.dtype == "auto" else self.spec.dtype,
             "enforce-eager": True,
-            "kv-cache-memory-bytes": CPU_KV_BYTES,
+            "kv-cache-memory-bytes": cache_tokens(self.spec, self._context_limit()) * token_bytes(self.spec),
             # After a partial prefill vLLM rewinds the request's random generator, which CPU generators do not support:
             # the engine would die.
             "enable-chunked-prefill": False,

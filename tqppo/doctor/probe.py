@@ -11,12 +11,15 @@ import shutil
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tqppo.config.checks import vocabulary
+from tqppo.config.checks.machine import lacking
 from tqppo.config.checks.registry import Context
 from tqppo.config.diagnostics import Diagnostic, in_order
 from tqppo.config.facts import has_teachers, named_models
+from tqppo.config.plan.machine import this_machine
 from tqppo.config.read.vocabulary import Vocabulary
 from tqppo.engines.capabilities import capabilities_of
 from tqppo.errors import TqppoError
@@ -40,6 +43,7 @@ def probe(compilation: Compilation, tell: Callable[[str], None] = lambda finding
     config = compilation.draft
     context = Context(config, compilation.origins)
     found = [*_packages(context), *_engines(context), *_devices(context), *_shared_memory(context)]
+    found += lacking(context, this_machine(Path(config.run.dir)))
     found += _attempt(context, "E611", "rollout.agent_args", partial(_agent, context))
     tokenizer, problems = _tokenizer(context, "model.tokenizer" if config.model.tokenizer else "model.path")
     found += problems

@@ -100,7 +100,7 @@ def rollout_spec(config: Config, paths: RunPaths, eos_token_ids: tuple[int, ...]
     engine = EngineSpec(
         model=paths.model,
         max_context_tokens=facts.context_tokens(config),
-        max_running=rollout.max_running,
+        max_running=facts.running_rows(config),
         dtype=model.dtype,
         attention=model.attention,
         trust_remote_code=model.trust_remote_code,
@@ -262,6 +262,7 @@ def teacher_engine(config: Config, paths: RunPaths, name: str) -> EngineSpec:
     return EngineSpec(
         model=paths.teachers[name],
         max_context_tokens=facts.teacher_context_tokens(config, name),
+        max_running=facts.teacher_rows(config),
         dtype=model.dtype,
         attention=model.attention,
         trust_remote_code=model.trust_remote_code,

@@ -12,8 +12,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from tqppo.workers.compute.loading import TensorFiles, specimen
-from tqppo.workers.specs import ModelSpec
+from tqppo.workers.compute.loading import TensorFiles
 
 RANK = Path(__file__).with_name("loading_rank.py")
 
@@ -40,13 +39,6 @@ def test_rows_are_read_without_the_rest(tmp_path: Path) -> None:
     assert files.name_of("b.weight") == ""
     (tmp_path / "empty").mkdir()
     assert TensorFiles.find(str(tmp_path / "empty")) is None
-
-
-def test_a_specimen_has_the_architecture_and_one_small_layer(tiny_model: Path) -> None:
-    small = specimen(AutoModelForCausalLM, ModelSpec(str(tiny_model)))
-    whole = AutoModelForCausalLM.from_pretrained(tiny_model)
-    assert type(small) is type(whole)
-    assert (small.config.num_hidden_layers, small.config.hidden_size) == (1, whole.config.hidden_size)
 
 
 @pytest.mark.parametrize("tied", [False, True])

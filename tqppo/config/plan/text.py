@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tqppo.config.placement import placement_text
+from tqppo.config.plan.budget_text import budget_text
 from tqppo.config.plan.memory import size, total
 from tqppo.config.plan.plan import Plan, PlannedRole
 
 
 def plan_text(plan: Plan, *, formulas: bool = False) -> str:
     lines = [*_head(plan), "", *_step(plan), "", *_roles(plan, formulas), "", *_devices(plan), *_teachers(plan)]
-    lines += _files(plan)
+    lines += [*budget_text(plan.budget, formulas=formulas), "", *_files(plan)]
     if not formulas:
-        lines += ["", "Memory is an estimate per process (activations ± 30 %); --explain shows the formulas."]
+        lines += ["", "Memory is an estimate (±10 % of a worker with its model); --explain shows the formulas."]
     return "\n".join(lines) + "\n"
 
 

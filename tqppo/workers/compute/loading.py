@@ -6,7 +6,6 @@ safetensors files, so that no rank ever holds more than its shard and one tensor
 
 from __future__ import annotations
 
-import copy
 import importlib.util
 import json
 from collections.abc import Iterator
@@ -39,13 +38,6 @@ from tqppo.workers.specs import ModelSpec
 
 AutoClass = type[AutoModel] | type[AutoModelForCausalLM] | type[AutoModelForSequenceClassification]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-SMALL = {  # sizes of a specimen; an architecture has some of these settings
-    "num_hidden_layers": 1,
-    "vocab_size": 32,
-    "intermediate_size": 32,
-    "moe_intermediate_size": 32,
-    "shared_expert_intermediate_size": 32,
-}
 
 
 def compute_dtype(name: str, device: torch.device) -> torch.dtype:
@@ -98,11 +90,6 @@ def open_model(auto_class: AutoClass, spec: ModelSpec, device: torch.device, *, 
     return model
 
 
-def has_memory(model: nn.Module) -> bool:
-    """Whether the model can compute; one that is going to be sharded cannot yet."""
-    return next(model.parameters()).device.type != "meta"
-
-
 def _drop_dropout(model: nn.Module) -> None:
     """Turn dropout off: it would make the loss depend on the cut into micro-batches, and old log-probabilities off."""
     for module in model.modules():
@@ -124,7 +111,7 @@ def _without_memory(
     files = TensorFiles.find(spec.path)
     if files is None:
         return None
-    model = _from_config(auto_class, config, spec, attention_kernel(spec.attention, device), "meta")
+    model = _from_config(auto_class, config, spec, attention_kernel(spec.attention, device))
     if not files.have(model) or not _compute_buffers(model, device):
         return None
     if model.can_generate():
@@ -133,11 +120,9 @@ def _without_memory(
     return model
 
 
-def _from_config(
-    auto_class: AutoClass, config: PretrainedConfig, spec: ModelSpec, attention: str, device: str
-) -> PreTrainedModel:
+def _from_config(auto_class: AutoClass, config: PretrainedConfig, spec: ModelSpec, attention: str) -> PreTrainedModel:
     make: Any = auto_class.from_config
-    with torch.device(device):
+    with torch.device("meta"):
         model: PreTrainedModel = make(
             config, dtype=torch.float32, attn_implementation=attention, trust_remote_code=spec.trust_remote_code
         )
@@ -163,22 +148,6 @@ def _compute_buffers(model: PreTrainedModel, device: torch.device) -> bool:
             initialise: Any = model._init_weights
             initialise(module)
     return True
-
-
-def specimen(auto_class: AutoClass, spec: ModelSpec) -> PreTrainedModel:
-    """A small model of the same architecture, with one layer and random weights, to try how it computes."""
-    config = copy.deepcopy(AutoConfig.from_pretrained(spec.path, trust_remote_code=spec.trust_remote_code))
-    text = config.get_text_config()
-    for name, value in SMALL.items():
-        if isinstance(getattr(text, name, None), int):
-            setattr(text, name, value)
-    for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
-        setattr(text, name, None)
-    if getattr(text, "layer_types", None):
-        text.layer_types = text.layer_types[:1]
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return _from_config(auto_class, config, spec, "sdpa", "cpu").eval()  # type: ignore[no-untyped-call]
 
 
 # -- files -------------------------------------------------------------------------------------------------------------

@@ -29,8 +29,8 @@ from transformers import (
 
 from tqppo.algorithms.chunks import PerToken
 from tqppo.errors import PreflightError
-from tqppo.workers.compute import shared_prompts
-from tqppo.workers.compute.loading import has_memory, needs_sharding, open_model, specimen
+from tqppo.workers.compute import architecture, shared_prompts
+from tqppo.workers.compute.loading import needs_sharding, open_model
 from tqppo.workers.compute.logprobs import Measure, measure_tokens
 from tqppo.workers.compute.microbatch import MicroBatch
 from tqppo.workers.specs import ModelSpec
@@ -38,7 +38,7 @@ from tqppo.workers.specs import ModelSpec
 
 def layout_for(attention: str) -> str:
     """Packing pays only where the kernel skips the blocks between rows; elsewhere trimmed batches are faster."""
-    return "packed" if attention.startswith("flash") else "trimmed"
+    return "packed" if attention.startswith("fl") else "trimmed"  # flash or flex attention
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +127,8 @@ def _hidden(backbone: nn.Module, micro: MicroBatch) -> Tensor:
 def load_policy(spec: ModelSpec, device: torch.device, *, is_frozen: bool = False) -> PolicyModel:
     """With LoRA the model itself is frozen too, and only its adapter learns."""
     causal_lm = open_model(AutoModelForCausalLM, spec, device, is_frozen=is_frozen or bool(spec.lora_rank))
+    check_head(causal_lm, spec.path)
     model = PolicyModel(causal_lm)
-    _check_head(model if has_memory(model) else PolicyModel(specimen(AutoModelForCausalLM, spec)), spec.path)
     return model
 
 
@@ -150,14 +150,13 @@ def load_score_model(spec: ModelSpec, device: torch.device) -> ScoreModel:
 
 
 @torch.no_grad()
-def _check_head(model: PolicyModel, path: str) -> None:
+def check_head(causal_lm: PreTrainedModel, path: str) -> None:
     """Refuse a model whose own logits differ from backbone plus head: some architectures do more in between."""
-    tokens = torch.arange(3)[None] % model.vocabulary
-    device = next(model.parameters()).device
-    tokens = tokens.to(device)
+    model = PolicyModel(architecture.clone(causal_lm))
+    tokens = torch.arange(3)[None]
     expected = model.causal_lm(input_ids=tokens, use_cache=False).logits[0]
     ours = model.logits(model.causal_lm.base_model(input_ids=tokens, use_cache=False).last_hidden_state[0])
-    if not torch.allclose(expected.float(), ours.float(), rtol=1e-3, atol=1e-3):
+    if not torch.allclose(expected, ours, rtol=1e-3, atol=1e-3):
         name = type(model.causal_lm).__name__
         raise PreflightError(
             f"model {path!r}: {name} does something after its output layer that tqppo does not support"

@@ -10,12 +10,11 @@ from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
 
 from tqppo.algorithms import balance
 from tqppo.queue.client import Queue
 from tqppo.workers.compute import microbatch, shared_prompts
-from tqppo.workers.compute.loading import attention_kernel, compute_dtype, fill, has_memory, specimen
+from tqppo.workers.compute.loading import attention_kernel, compute_dtype, fill
 from tqppo.workers.compute.microbatch import FlatRows, MicroBatch, MicroBatchCut
 from tqppo.workers.compute.model import layout_for, shard
 from tqppo.workers.compute.residence import Residence
@@ -48,15 +47,12 @@ class Worker:
     def start(self) -> None:
         """Load the model; the constructor does nothing that takes time."""
         model = self._load()
-        self.attention_pairs_per_token = self._attention_pairs_per_token(model)
+        may_share = self.layout == "trimmed" and self.shares_prompts
+        self.attention_pairs_per_token = (
+            shared_prompts.attention_pairs_per_token(model, self.device) if may_share else 0
+        )
         self.model = shard(model, self.device, self.dtype)
         fill(self.model, self.spec.model.path)
-
-    def _attention_pairs_per_token(self, model: nn.Module) -> int:
-        if self.layout != "trimmed" or not self.shares_prompts:
-            return 0
-        trial = model if has_memory(model) else specimen(AutoModelForCausalLM, self.spec.model)
-        return shared_prompts.attention_pairs_per_token(model, trial)
 
     def _load(self) -> nn.Module:
         raise NotImplementedError
