@@ -69,9 +69,8 @@ def open_model(auto_class: AutoClass, spec: ModelSpec, device: torch.device, *, 
     dtype = compute_dtype(spec.dtype, device)
     kept = dtype if is_frozen else torch.float32
     try:
-        model = (
-            _without_memory(auto_class, spec, device, kept) if needs_sharding(dtype) and dist.is_initialized() else None
-        )
+        is_sharded = dist.is_initialized() and needs_sharding(dtype)
+        model = _without_memory(auto_class, spec, device, kept) if is_sharded else None
         if model is None:
             model = auto_class.from_pretrained(
                 spec.path,
@@ -116,7 +115,8 @@ def _without_memory(
         return None
     if model.can_generate():
         model.generation_config = _generation_config(spec.path, config)
-    nn.Module.to(model, dtype)  # `transformers` wraps its own `to` without types
+    for parameter in model.parameters():  # not the buffers, which stay as they were computed
+        parameter.data = parameter.data.to(dtype)
     return model
 
 
