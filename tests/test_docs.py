@@ -8,7 +8,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGES = ["README.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/distillation.md", "docs/agents.md"]
+PAGES = [
+    "README.md",
+    "CONTRIBUTING.md",
+    *(f"docs/{name}.md" for name in ("architecture", "distillation", "agents", "devices", "memory", "presets")),
+]
 FOLDERS = ("tqppo", "backends", "presets", "tests", "docs", "completions", ".ci", ".github")
 
 

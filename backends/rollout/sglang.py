@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,14 +22,14 @@ from tqppo.protocols import (
     Scores,
 )
 
-from .server.api import CONTROL_TIMEOUT_S, Arguments, ServerApi, check_served_model, tokens_left
+from .server.api import CONTROL_TIMEOUT_S, Arguments, EnginePart, ServerApi, check_served_model, tokens_left
+from .server.cache import cache_tokens
 from .server.engine import ServerEngine
 from .server.group import Rendezvous
 from .server.http import EngineServer
 from .server.scores import no_scores
 
 CPU_SUPPORT = Path(__file__).parent / "sglang_cpu"
-CPU_KV_BYTES = 256 * 1024**2
 RESERVED_TOKENS = 8  # SGLang refuses inputs that are less than seven tokens shorter than its context
 MASK_TOKENS = 32_768  # largest number of tokens that may be left after top-k and top-p
 FINISH: Mapping[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
@@ -67,6 +66,7 @@ class SGLangServer(ServerApi):
             "tensor-parallel-size": self.spec.tensor_parallel,
             "mem-fraction-static": self.spec.memory_fraction,
             "enable-memory-saver": True,
+            "enable-weights-cpu-backup": True,  # or the weights would be lost in a sleep
         }
 
     def _cpu_arguments(self) -> Arguments:
@@ -77,22 +77,10 @@ class SGLangServer(ServerApi):
             "cuda-graph-backend-decode": "disabled",
             "cuda-graph-backend-prefill": "disabled",
             "disable-overlap-schedule": True,
-            "max-total-tokens": self._kv_tokens(),  # SGLang would size the cache by the machine's memory
+            # SGLang would size the cache by the machine's memory.
+            "max-total-tokens": cache_tokens(self.spec, self.spec.max_context_tokens + RESERVED_TOKENS),
             "sleep-on-idle": True,  # an idle server would keep a core busy
         }
-
-    def _kv_tokens(self) -> int:
-        """Tokens that the cache holds: every running sequence at its longest, within a fixed budget of bytes."""
-        longest = self.spec.max_context_tokens + RESERVED_TOKENS
-        wanted = self.spec.max_running * longest
-        path = Path(self.spec.model) / "config.json"
-        if not path.is_file():
-            return wanted
-        model = json.loads(path.read_text())
-        heads = model.get("num_key_value_heads") or model["num_attention_heads"]
-        width = model.get("head_dim") or model["hidden_size"] // model["num_attention_heads"]
-        per_token = model["num_hidden_layers"] * heads * width * 2 * 4
-        return int(max(min(wanted, CPU_KV_BYTES // per_token), 2 * longest))
 
     def environment(self) -> dict[str, str]:
         common = {"TOKENIZERS_PARALLELISM": "false", "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"}
@@ -223,8 +211,8 @@ class SGLangServer(ServerApi):
     async def sleep(self, server: EngineServer) -> None:
         await self._post(server, "/release_memory_occupation")
 
-    async def wake(self, server: EngineServer) -> None:
-        await self._post(server, "/resume_memory_occupation")
+    async def wake(self, server: EngineServer, part: EnginePart) -> None:
+        await self._post(server, "/resume_memory_occupation", tags=["kv_cache" if part == "cache" else part])
 
     async def _post(self, server: EngineServer, path: str, **body: object) -> None:
         await server.ask("POST", path, body, timeout_s=CONTROL_TIMEOUT_S)

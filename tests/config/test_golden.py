@@ -87,6 +87,14 @@ CASES: dict[str, Case] = {
     ),
     "heads-too-small-to-serve": Case('[model]\nnum_heads = 8\n[rollout]\nbackend = "vllm"\n'),
     "too-few-gpus": Case("[cluster]\ngpus_per_node = 4\n[actor]\nranks = 8\n"),
+    "actor-over-the-gpu": Case(
+        '[model]\npath = "Qwen/Qwen2.5-1.5B"\n[actor]\nmicro_batch_tokens = 16_384\n'
+        "[cluster]\ngpus_per_node = 1\ngpu_memory_gb = 40.0\n[rollout]\nmax_new_tokens = 2048\n"
+    ),
+    "engine-over-its-share": Case(
+        '[model]\npath = "Qwen/Qwen2.5-7B"\nlora_rank = 16\n[actor]\ngradient_checkpointing = true\n'
+        '[rollout]\nbackend = "vllm"\nmemory_fraction = 0.15\n[cluster]\ngpus_per_node = 2\ngpu_memory_gb = 80.0\n'
+    ),
     **distill_cases.CASES,
 }
 

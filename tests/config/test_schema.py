@@ -24,7 +24,7 @@ READ_BY_FIELD = {  # dataclasses whose fields are filled from the settings of th
 }
 
 # Settings that only checks and plan read: placement leaves nodes to Ray, and vocabularies are compared before a run.
-UNREAD = {"cluster.nodes", "distillation.nodes", "distillation.check_vocabulary"}
+UNREAD = {"cluster.nodes", "cluster.gpu_memory_gb", "distillation.nodes", "distillation.check_vocabulary"}
 
 
 @cache

@@ -25,6 +25,7 @@ from tqppo.rollout.pool import RolloutPool, is_local
 from tqppo.rollout.session import Session
 from tqppo.rollout.trajectory import Trajectory
 from tqppo.rollout.worker import RolloutSpec, RolloutWorker
+from tqppo.seats import NO_CPU
 from tqppo.weights.verify import Probe
 
 TOKENS = [1, 2, 3, 4]
@@ -50,7 +51,7 @@ def pool(queue: Queue, tiny_model: Path) -> Iterator[RolloutPool]:
     engine = EngineSpec(model=str(tiny_model), max_context_tokens=64)
     spec = RolloutSpec("embedded", engine, str(tiny_model), ScorerSpec(function="exact_match"))
     made = RolloutPool(spec, queue, endpoints=[], replicas=2, timeout_s=120)
-    made.start(cpus=0)
+    made.start([NO_CPU] * 2)
     made.ready()
     yield made
     made.close()
@@ -113,6 +114,20 @@ def test_all_turns_of_a_session_go_to_one_replica(pool: RolloutPool, queue: Queu
     queue.clear(queue.list())
 
 
+def test_engines_sleep_and_wake_as_far_as_the_next_call_needs(
+    pool: RolloutPool, queue: Queue, tiny_model: Path
+) -> None:
+    assert pool.held_bytes() > 0
+    pool.party.rest()
+    assert pool.held_bytes() == 0
+    pool.load_weights(WeightSource(str(tiny_model), 1))
+    assert pool.party.awake == {"weights"}
+    pool.generate(prompts(1), task())
+    assert pool.party.awake == {"weights", "cache"}
+    queue.clear(queue.list(where={"is_prompt": True}))
+    queue.clear(queue.list())
+
+
 def test_weights_that_are_not_the_trainer_s_are_noticed(pool: RolloutPool, tiny_model: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32).eval()
     with torch.no_grad():
@@ -146,7 +161,7 @@ def test_a_dead_replica_is_an_engine_error(queue: Queue, tiny_model: Path) -> No
     engine = EngineSpec(model=str(tiny_model), max_context_tokens=64)
     spec = RolloutSpec("embedded", engine, str(tiny_model), ScorerSpec(function="exact_match"))
     pool = RolloutPool(spec, queue, endpoints=[], replicas=1, timeout_s=60)
-    pool.start(cpus=0)
+    pool.start([NO_CPU])
     pool.ready()
     ray.kill(pool.workers[0])
     with pytest.raises(EngineError, match="the rollout: the process died"):

@@ -67,7 +67,7 @@ class EstimateOptions:
     """Options of the estimators, named like the settings of the config's `algorithm` section."""
 
     gamma: float = 1.0
-    lam: float = 0.95
+    lam: float = 1.0
     single_session: SingleSession = "zero"
     credit: Credit = "session"
     turn_gamma: float = 0.95

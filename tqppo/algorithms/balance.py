@@ -6,6 +6,7 @@ ranks: `make bench-update` prints how far the greedy split is from an even one.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 
 from tqppo.errors import DataError
@@ -28,11 +29,12 @@ def partition(costs: Sequence[float], parts: int, *, equal_count: bool = True) -
         raise DataError(f"{len(costs)} rows do not divide over {parts} ranks; pad them first")
     most = len(costs) // parts if equal_count else len(costs)
     groups: list[list[int]] = [[] for _ in range(parts)]
-    totals = [0.0] * parts
+    cheapest = [(0.0, part) for part in range(parts)]  # a heap of the parts that have room
     for i in _largest_first(costs):
-        target = min((part for part in range(parts) if len(groups[part]) < most), key=lambda part: totals[part])
+        cost, target = heapq.heappop(cheapest)
         groups[target].append(i)
-        totals[target] += costs[i]
+        if len(groups[target]) < most:
+            heapq.heappush(cheapest, (cost + costs[i], target))
     return [sorted(group) for group in groups]
 
 

@@ -16,6 +16,7 @@ from tqppo.cli import (
     completion,
     config,
     crash,
+    data,
     doctor,
     environment,
     presets,
@@ -122,6 +123,7 @@ def root(
 app.command("train")(train.train)
 app.command("resume")(resume.resume)
 app.command("validate-config")(validate.validate)
+app.command("data")(data.data)
 app.command("schema")(schema.schema)
 app.command("env")(environment.show)
 app.add_typer(presets.app, name="presets")

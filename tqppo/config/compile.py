@@ -81,7 +81,9 @@ def _without(merged: dict[str, object], draft: Config, ineffective: list[str]) -
 
 
 def _name(preset: str | None, files: Sequence[Path | str]) -> str:
-    return Path(preset).stem if preset else (Path(files[-1]).stem if files else "config")
+    if preset:
+        return Path(preset).name.removesuffix(".toml")  # a built-in name such as grpo-0.5b has a dot of its own
+    return Path(files[-1]).stem if files else "config"
 
 
 def _dotted(path: tuple[str, ...]) -> str:

@@ -9,7 +9,8 @@ import re
 from math import lcm
 
 from tqppo import dataflow
-from tqppo.config.plan.shapes import ModelShape, shape_of, tiny_shape
+from tqppo.config.plan.model_shape import ModelShape
+from tqppo.config.plan.shapes import shape_of, tiny_shape
 from tqppo.config.sections import Config, OptimizerSection
 from tqppo.dataflow import Features, Stage
 
@@ -130,6 +131,19 @@ def rows_per_step(config: Config) -> int:
     return config.data.batch_size * config.rollout.group_size
 
 
+def sessions_at_once(config: Config) -> int:
+    """Sessions of a step that one replica has under way at most."""
+    share = -(-rows_per_step(config) // config.rollout.replicas)
+    return min(share, config.rollout.max_sessions or share)
+
+
+def running_rows(config: Config) -> int:
+    """Sequences that one replica decodes at once: never more than a step or a validation has for it."""
+    answers = config.validation.num_prompts * (config.validation.samples + 1)
+    rows = max(rows_per_step(config), answers)
+    return min(config.rollout.max_running, -(-rows // config.rollout.replicas))
+
+
 def mini_batch_rows(config: Config, role: str) -> int:
     """Rows per optimizer step of a role that learns; 0: the whole batch."""
     return optimizer_of(config, role).mini_batch_size * config.rollout.group_size
@@ -215,6 +229,11 @@ def teacher_needs_tokens(config: Config, name: str) -> int:
     """Tokens of the longest row and the one after it, with the fixed text of the teacher's own prompt."""
     fixed = re.sub(r"\{[^{}]*\}", "", config.teachers[name].prompt)
     return context_tokens(config) + 1 + len(fixed.split())
+
+
+def teacher_rows(config: Config) -> int:
+    """Sequences that a teacher's engine scores at once. On CPUs its cache has room for all of them from the start."""
+    return 256 if config.distillation.gpus_per_node else config.distillation.batch_rows
 
 
 def routes_rows(config: Config) -> bool:

@@ -56,8 +56,8 @@ class ModelSection(Section):
     """Allow the model's repository to run its own code."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Number type of the computation; trained parameters stay float32. auto: bfloat16 on GPUs, float32 on CPUs."""
-    attention: Literal["auto", "sdpa", "eager", "flash_attention_2", "flash_attention_3"] = "auto"
-    """Attention kernel of `transformers`. auto: flash attention where it is installed with a GPU, else sdpa."""
+    attention: Literal["auto", "sdpa", "eager", "flex_attention", "flash_attention_2", "flash_attention_3"] = "auto"
+    """Attention kernel; flash and flex pack rows, flex compiles first. auto: flash where installed (GPU), else sdpa."""
     lora_rank: NonNegative = 0
     """Rank of LoRA adapters; 0 trains all weights. Without reference.path, the actor minus adapter is the reference."""
     lora_alpha: PositiveFloat = 32.0
@@ -164,7 +164,7 @@ class RolloutSection(Section):
     weight_sync: Literal["auto", "file", "broadcast"] = "auto"
     """How new weights reach engines: as a file, by broadcast (vllm, sglang), or auto: by broadcast between nodes."""
     verify_weights: bool = True
-    """After each weight sync, compare the engine's log-probabilities of a probe with the trainer's."""
+    """After each weight sync, compare checksums of all tensors, and the log-probabilities of a probe."""
     timeout_s: PositiveFloat = 1800.0
     """Longest time that a step waits for its groups; the error names the missing prompts."""
     on_incomplete_group: Literal["error", "drop", "keep", "refill"] = "error"
@@ -214,8 +214,8 @@ class AlgorithmSection(Section):
     """Constant divisor of seq-mean-token-sum-norm. 0: rollout.max_new_tokens."""
     gamma: Fraction = 1.0
     """Discount per token."""
-    lam: Fraction = 0.95
-    """GAE's λ: at 0 advantages trust the critic alone, at 1 the rewards alone."""
+    lam: Fraction = 1.0
+    """GAE's λ: at 0 advantages trust the critic alone, at 1 the rewards alone. Below 1 a reward at the end fades."""
     clip_low: NonNegativeFloat = 0.2
     """Ratios under 1 − clip_low are clipped. dppo_tv, dppo_kl: most that the probability of a token may fall."""
     clip_high: NonNegativeFloat = 0.2
@@ -500,6 +500,8 @@ class ClusterSection(Section):
     """Nodes that the trainer's roles use."""
     gpus_per_node: NonNegative = 0
     """GPUs per node for actor, critic, reference and engines. 0: CPU only."""
+    gpu_memory_gb: NonNegativeFloat = 0.0
+    """GiB of memory of one GPU, which the plan is compared with. 0: as this machine's driver says, if it has any."""
     cpus_per_worker: PositiveFloat = 1.0
     """CPUs that Ray counts for one worker process."""
     colocate: bool = True

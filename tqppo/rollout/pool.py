@@ -21,8 +21,12 @@ from tqppo.rollout.dispatch import Dispatcher
 from tqppo.rollout.teachers.client import TeacherRoutes
 from tqppo.rollout.teachers.figures import RolloutReport
 from tqppo.rollout.worker import RolloutSpec, RolloutWorker
+from tqppo.seats import Seat
+from tqppo.turns import EngineParty, Turn
 from tqppo.weights.send import Sender, SenderClient, start_sender, stop_sender
 from tqppo.weights.verify import Probe
+
+Groups = Sequence[tuple[int, Prompt]]  # prompts with their place in the step
 
 START_GRACE_S = 60.0  # for Ray to start a process, on top of the engine's own deadline
 CLOSE_TIMEOUT_S = 30.0
@@ -31,7 +35,17 @@ CLOSE_TIMEOUT_S = 30.0
 class RolloutPool:
     """One Ray actor per replica. A group, with all its sessions and their turns, stays on one of them."""
 
-    def __init__(self, spec: RolloutSpec, queue: Queue, *, endpoints: Sequence[str], replicas: int, timeout_s: float):
+    def __init__(
+        self,
+        spec: RolloutSpec,
+        queue: Queue,
+        *,
+        endpoints: Sequence[str],
+        replicas: int,
+        timeout_s: float,
+        turn: Turn = Turn(),  # noqa: B008 - frozen
+        device_bytes: int = 0,
+    ) -> None:
         self.specs = [
             replace(spec, engine=replace(spec.engine, name=f"rollout-{i}", endpoint=endpoint))
             for i, endpoint in enumerate(endpoints or [""] * replicas)
@@ -39,13 +53,21 @@ class RolloutPool:
         self.queue = queue
         self.timeout_s = timeout_s
         self.has_teachers = False
+        self.party = EngineParty(self, turn)
+        self.device_bytes = device_bytes  # of one device; 0: not known
         self.workers: list[ActorProxy[RolloutWorker]] = []
         self.nodes: list[str] = []  # Ray's node id of each worker
         self.sender: tuple[str, ActorProxy[Sender]] | None = None  # Ray's node id, actor
 
-    def start(self, *, cpus: float = 1.0, gpus: float = 0.0) -> None:
-        make = ray.remote(RolloutWorker).options(num_cpus=cpus, num_gpus=gpus, max_concurrency=1000)
-        self.workers = [make.remote(spec, self.queue) for spec in self.specs]
+    def start(self, seats: Sequence[Seat] = ()) -> None:
+        """Start every replica on its seat."""
+        make = ray.remote(RolloutWorker)
+        self.workers = [
+            make.options(**seat.options(), max_concurrency=1000).remote(
+                replace(spec, engine=spec.engine.on(seat)), self.queue
+            )
+            for spec, seat in zip(self.specs, seats or [Seat()] * len(self.specs), strict=True)
+        ]
         self.starting = [call(worker, RolloutWorker.start) for worker in self.workers]
 
     def ready(self) -> None:
@@ -61,6 +83,7 @@ class RolloutPool:
 
     def generate(self, prompts: Sequence[tuple[int, Prompt]], task: Assignment) -> RolloutReport:
         """Sample these (order, prompt) pairs; returns when every group is in the queue."""
+        self.party.be_awake()
         uids = [prompt.uid for _, prompt in prompts]
         dispatcher: Dispatcher[tuple[int, Prompt], RolloutReport] = Dispatcher(
             start=lambda replica, share: call(self.workers[replica], RolloutWorker.generate, share, task),
@@ -80,13 +103,39 @@ class RolloutPool:
         sessions = spec.max_sessions or spec.engine.max_running
         return max(1, sessions // task.num_sessions)
 
-    def load_weights(self, source: WeightSource, probe: Probe | None = None) -> None:
-        """Load the weights into every engine; returns when all of them use the new version."""
+    def load_weights(self, source: WeightSource, probe: Probe | None = None) -> float | None:
+        """Load the weights into every engine; returns when all of them use the new version.
+
+        With a probe, returns the largest difference between an engine's log-probabilities and the trainer's.
+
+        Engines that slept get the new weights before their cache, which needs most of the memory.
+        """
+        self.party.be_awake(cache=False)
         calls = [
-            call(worker, RolloutWorker.load_weights, self._source_for(source, spec, node), probe)
+            call(worker, RolloutWorker.load_weights, self._source_for(source, spec, node))
             for worker, spec, node in zip(self.workers, self.specs, self.nodes, strict=True)
         ]
         results(calls, self.timeout_s, f"loading weights of version {source.version}", died=EngineError)
+        if probe is None:
+            return None
+        self.party.be_awake()
+        checks = [call(worker, RolloutWorker.verify, probe) for worker in self.workers]
+        return max(results(checks, self.timeout_s, "comparing the engines with the trainer", died=EngineError))
+
+    def sleep(self) -> None:
+        calls = [call(worker, RolloutWorker.sleep) for worker in self.workers]
+        results(calls, self.timeout_s, "putting the rollout engines to sleep", died=EngineError)
+
+    def wake(self, *, cache: bool) -> None:
+        calls = [call(worker, RolloutWorker.wake, cache=cache) for worker in self.workers]
+        results(calls, self.timeout_s, "waking the rollout engines", died=EngineError)
+
+    def held_bytes(self) -> int:
+        """Device memory of the engine that holds most, on each of its devices."""
+        calls = [call(worker, RolloutWorker.held_bytes) for worker in self.workers]
+        found = results(calls, self.timeout_s, "counting the engines' memory", died=EngineError)
+        share = int(self.specs[0].engine.memory_fraction * self.device_bytes)
+        return max((share if each is None else each for each in found), default=0)
 
     def _source_for(self, source: WeightSource, spec: RolloutSpec, node: str) -> WeightSource:
         """The weight source for one replica: unchanged if it can read the folder, otherwise with a `sender`."""

@@ -10,9 +10,12 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from tqppo import space
+from tqppo.config.checks.machine import check_machine
+from tqppo.config.checks.registry import Context
 from tqppo.config.compilation import Compilation
 from tqppo.config.compile import compile_config
 from tqppo.config.diagnostics import render_text
+from tqppo.config.plan.machine import this_machine
 from tqppo.config.sections import Config
 from tqppo.config.show.export import flat, origins_json, resolved_toml
 from tqppo.display.display import Display
@@ -51,6 +54,7 @@ def train(compilation: Compilation, *, verbosity: int = 0) -> int:
     assert config is not None, "only a config that compiles is trained"
     check_loop(config.rollout.agent, config.rollout.agent_args)
     trackers.check(config.logging.trackers)
+    check_machine(Context(config, compilation.origins), this_machine(Path(config.run.dir)))
     folder = new_run(Path(config.run.dir), config.run.name, preset=compilation.name, model=config.model.path)
     with RunLock(folder.path) as lock:
         space.write_whole(folder.config, resolved_toml(compilation.draft).encode())
@@ -103,6 +107,7 @@ def _go_on(config: Config, folder: RunFolder, found: Checkpoint, lock: RunLock, 
             f"To go on: tqppo resume --checkpoint {folder.name} --max-steps {found.step * 2}"
         )
         return 0
+    check_machine(Context(config, {}), this_machine(folder.path))
     return Attempt(config, folder, found, lock, verbosity).run()
 
 

@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from tqppo.config.compile import compile_config
+from tqppo.config.facts import running_rows
 from tqppo.config.plan.memory import Training, adapter_parameters, engine_memory, total, training_memory
+from tqppo.config.plan.model_shape import ModelShape
 from tqppo.config.plan.plan import Plan, make_plan
-from tqppo.config.plan.shapes import ModelShape, from_json, shape_of, tiny_shape
+from tqppo.config.plan.shapes import from_json, shape_of, tiny_shape
 from tqppo.config.plan.text import plan_text
 
 
@@ -36,11 +38,13 @@ def test_padding_adds_a_mini_batch() -> None:
 def test_seven_billion_parameters_over_eight_ranks() -> None:
     actor = next(role for role in plan_of("grpo-7b").roles if role.name == "actor")
     parts = {part.name: part.num_bytes for part in actor.memory}
-    n = 7_615_487_488
+    n, outer, layer = 7_615_487_488, 2 * 152_064 * 3584 + 3584, 233_046_016
     assert parts["weights"] == parts["gradients"] == 4 * n / 8
     assert parts["optimizer"] == 8 * n / 8
-    assert parts["activations"] == (28 + 17) * 16_384 * 3584 * 2
-    assert parts["logits"] == 2 * 4 * 2**26
+    assert parts["gathered weights"] == 2 * (outer + 2 * layer)
+    assert parts["new gradients"] == 2 * 152_064 * 3584 + 4 * layer
+    # the inputs of 28 layers, and one layer at work
+    assert parts["activations"] == (28 + 6 * 18_944 / 3584 + 12) * 16_384 * 3584 * 2
 
 
 def test_kv_cache_of_qwen_by_hand() -> None:
@@ -128,7 +132,8 @@ def test_lora_trains_only_its_adapter() -> None:
     # q and o: 8 + 8, k and v: 8 + 4, three MLP layers: 8 + 16
     assert adapter_parameters(shape, 4) == 2 * 4 * (2 * 16 + 2 * 12 + 3 * 24)
     parts = {part.name for part in training_memory(shape, Training(1, 64, "bfloat16", lora_rank=4))}
-    assert parts == {"weights", "adapter", "activations", "logits"}
+    assert {"weights", "adapter", "activations"} <= parts
+    assert not {"gradients", "optimizer", "new gradients"} & parts
 
 
 def test_a_frozen_role_needs_less_than_one_that_learns() -> None:
@@ -163,3 +168,19 @@ def test_formulas_are_shown_on_request_and_the_plan_is_data() -> None:
     assert "4·N/r = 4 × 7,615,487,488 / 8" in plan_text(plan, formulas=True)
     assert "4·N/r" not in plan_text(plan)
     assert json.loads(json.dumps(plan.as_dict()))["rows"] == 1024
+
+
+def test_a_replica_runs_no_more_rows_than_there_are() -> None:
+    def running(*sets: str) -> int:
+        return running_rows(compile_config("quickstart", [], sets, {}).draft)
+
+    few = ("validation.num_prompts=4", "data.batch_size=16", "actor.mini_batch_size=16", "rollout.group_size=4")
+    assert running(*few) == 64
+    assert running(*few, "rollout.replicas=3") == 22
+    assert running(*few, "rollout.max_running=10") == 10
+    assert running(*few, "validation.num_prompts=50") == 100  # a greedy and a sampled answer each
+
+
+def test_a_preset_whose_name_has_a_dot_keeps_it() -> None:
+    assert compile_config("grpo-0.5b", environ={}).name == "grpo-0.5b"
+    assert plan_of("grpo-0.5b").files[0][0].startswith("runs/grpo-0.5b-")

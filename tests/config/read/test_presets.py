@@ -7,20 +7,25 @@ from pathlib import Path
 
 import pytest
 
+from tqppo.config import facts
 from tqppo.config.compile import compile_config
 from tqppo.config.diagnostics import render_text
+from tqppo.config.plan.budget import make_budget
 from tqppo.config.read.presets import find_preset, list_presets
 from tqppo.config.show.difference import diff_presets
 from tqppo.config.show.export import flat_toml, resolved_toml
+from tqppo.data.recipes import RECIPES
+from tqppo.engines.environments import ENVIRONMENTS
 
 FOLDER = Path(__file__).parents[3] / "presets"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.toml"))
 RUNS = [name for name in NAMES if not name.startswith("base-")]
+ON_VLLM = [name for name in RUNS if compile_config(name, environ={}).draft.rollout.backend == "vllm"]
 
 
 def test_the_promised_presets_are_there() -> None:
     promised = {"quickstart", "ppo-tiny", "distill-tiny", "grpo-agent-tiny", "grpo-7b", "ppo-7b", "distill-7b"}
-    promised |= {"grpo-tools-7b"}
+    promised |= {"grpo-tools-7b", "grpo-0.5b", "dapo-math-7b", "grpo-32b"}
     assert promised <= set(RUNS)
 
 
@@ -102,3 +107,36 @@ def test_flat_values_are_toml() -> None:
     assert flat["teachers.math.match"] == '["openai/gsm8k"]'
     assert flat["rollout.endpoints"] == "[]"
     assert flat["run.deterministic"] == "false"
+
+
+@pytest.mark.parametrize("name", [name for name in RUNS if not name.endswith("tiny") and name != "quickstart"])
+def test_a_preset_for_gpus_says_their_size_and_its_plan_fits(name: str) -> None:
+    budget = make_budget(compile_config(name, environ={}).draft)
+    assert budget.gpu_bytes
+    assert budget.stages
+    assert not budget.overfull
+    assert not budget.unknown
+
+
+@pytest.mark.parametrize("name", ON_VLLM)
+def test_a_preset_with_an_engine_of_its_own_says_how_to_install_it_for_gpus(name: str) -> None:
+    text = find_preset(name, {}).read_text()
+    assert ENVIRONMENTS["vllm"].gpu.replace("ENV", "~/vllm") in re.sub(r"\n# +", " ", text)
+    assert "rollout.python=" in text
+    assert "backends install vllm" not in text
+
+
+@pytest.mark.parametrize("name", [name for name in RUNS if "data/" in find_preset(name, {}).read_text()])
+def test_the_files_of_a_preset_are_those_that_a_command_makes(name: str) -> None:
+    config, text = compile_config(name, environ={}).draft, find_preset(name, {}).read_text()
+    for source in [*facts.data_sources(config), str(config.validation.data)]:
+        folder = source.rpartition("/")[0]
+        (command,) = [f"tqppo data {key}" for key, recipe in RECIPES.items() if recipe.folder == folder]
+        assert command in text, source
+
+
+def test_the_page_about_presets_has_a_table_for_each_that_follows_a_recipe() -> None:
+    page = (FOLDER.parent / "docs" / "presets.md").read_text()
+    following = [name for name in RUNS if "docs/presets.md" in find_preset(name, {}).read_text()]
+    assert {"grpo-0.5b", "grpo-7b", "ppo-7b", "dapo-math-7b", "distill-7b", "grpo-32b"} <= set(following)
+    assert not [name for name in following if f"## `{name}`" not in page]

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import AutoModelForCausalLM, BloomConfig, LlamaConfig, MistralConfig, Qwen3Config
+from transformers import AutoModel, AutoModelForCausalLM, BloomConfig, LlamaConfig, MistralConfig, Qwen3Config
 
 from tqppo.algorithms.layout import to_nested
 from tqppo.workers.compute import shared_prompts
@@ -123,11 +124,17 @@ def test_long_responses_are_not_worth_a_wide_bundle() -> None:
 )
 def test_only_models_that_attend_to_all_positions_share_prompts(config: Any, is_shared: bool) -> None:
     model = AutoModelForCausalLM.from_config(config)
-    assert shared_prompts.attention_pairs_per_token(model) == (6 * 32 if is_shared else 0)
+    assert shared_prompts.attention_pairs_per_token(model, torch.device("cpu")) == (6 * 32 if is_shared else 0)
 
 
 def test_a_model_that_ignores_the_mask_shares_no_prompts() -> None:
     model = AutoModelForCausalLM.from_config(LlamaConfig(**SIZES))
     forward = model.model.forward
     model.model.forward = lambda attention_mask=None, **inputs: forward(**inputs)
-    assert shared_prompts.attention_pairs_per_token(model) == 0
+    assert shared_prompts.attention_pairs_per_token(model, torch.device("cpu")) == 0
+
+
+def test_prompts_are_not_shared_on_a_gpu(tiny_model: Path) -> None:
+    model = AutoModel.from_pretrained(tiny_model)
+    assert shared_prompts.attention_pairs_per_token(model, torch.device("cpu")) > 0
+    assert shared_prompts.attention_pairs_per_token(model, torch.device("cuda")) == 0

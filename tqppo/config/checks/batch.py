@@ -9,7 +9,7 @@ from tqppo.config.checks.registry import Context, check, nearest_numbers
 from tqppo.config.diagnostics import Diagnostic
 from tqppo.config.facts import has_critic, has_policy_loss, learning_roles, optimizer_of, required_multiple
 from tqppo.config.plan.memory import size
-from tqppo.config.plan.plan import storage_bytes
+from tqppo.config.plan.storage import storage_bytes
 
 SESSION_ESTIMATORS = (
     "grpo",

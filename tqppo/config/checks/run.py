@@ -13,6 +13,7 @@ from tqppo.config.checks import (  # noqa: F401 - importing a module registers i
     effect,
     engines,
     lengths,
+    memory,
     models,
     privileged,
     routing,

@@ -1,20 +1,21 @@
 """Estimates the memory of a process from its model's shape; each part has its formula.
 
-N parameters, L layers, h hidden size, V vocabulary, T tokens of a micro-batch, r ranks, b bytes per number of the
-computation. Trained parameters, their gradients and AdamW's two moments are float32 and sharded over the ranks;
-frozen weights have the computation's type. The estimate of activations is good to about 30 %.
+N parameters, E of them outside of the layers, L layers, h hidden size, m width of a token's MLP, V vocabulary, T tokens
+of a micro-batch, r ranks, b bytes per number of the computation. Trained parameters, their gradients and AdamW's
+moments are float32 and sharded over the ranks; frozen weights have the computation's type. tests/config/plan/track.py
+measures the same with fake tensors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from tqppo.config.plan.shapes import ModelShape
+from tqppo.config.plan.model_shape import ModelShape
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-LOGITS_AT_ONCE = 2**26  # largest number of logits that a training worker holds at once
-SAVED_PER_LAYER = 17  # numbers per token and hidden unit that a layer keeps for its backward pass
+LOGITS_AT_ONCE = 2**26  # most logits of one chunk of a training worker
+LOGIT_BYTES = 20  # of a logit with its loss, entropy and gradients
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +37,22 @@ class Training:
     lora_rank: int = 0
     has_logits: bool = True
 
+    @property
+    def is_sharded(self) -> bool:
+        """Whether FSDP gathers layers: not for a single rank in float32."""
+        return self.ranks > 1 or self.dtype != "float32"
+
 
 def training_memory(shape: ModelShape, how: Training) -> list[MemoryPart]:
-    """The memory of one rank."""
-    return [*_weights(shape, how), *_activations(shape, how)]
+    """The memory of one rank at its peak."""
+    moments = [_in_a_layer(shape, how), _in_the_head(shape, how)]
+    if how.learns:
+        moments += [_reducing(shape, how), _in_the_optimizer(shape, how)]
+    return [*states(shape, how), *max(moments, key=total)]
 
 
-def _weights(shape: ModelShape, how: Training) -> Iterator[MemoryPart]:
+def states(shape: ModelShape, how: Training) -> Iterator[MemoryPart]:
+    """What a rank holds between its stages too: weights, gradients, optimizer."""
     n, r, b = shape.parameters, how.ranks, BYTES[how.dtype]
     if how.learns and not how.lora_rank:
         yield MemoryPart("weights", 4 * n / r, f"4·N/r = 4 × {n:,} / {r}")
@@ -53,25 +63,70 @@ def _weights(shape: ModelShape, how: Training) -> Iterator[MemoryPart]:
     if how.learns and how.lora_rank:
         a = adapter_parameters(shape, how.lora_rank)
         yield MemoryPart("adapter", 16 * a / r, f"16·A/r = 16 × {a:,} / {r} (weights, gradients, optimizer)")
-    if r > 1:
-        layer = n // (shape.layers + 1)
-        yield MemoryPart("gathered layers", 2 * b * layer, f"2·b·N/(L+1) = 2 × {b} × {layer:,}")
 
 
-def _activations(shape: ModelShape, how: Training) -> Iterator[MemoryPart]:
+def _in_a_layer(shape: ModelShape, how: Training) -> list[MemoryPart]:
+    """The backward of a layer, or its forward if nothing is learned."""
+    b, outer, layer, head = BYTES[how.dtype], shape.outer_parameters, shape.layer_parameters, _head(shape, how)
+    parts = []
+    if how.is_sharded:
+        formula = f"b·(E + 2·layer) = {b} × ({outer:,} + 2 × {layer:,})"
+        parts.append(MemoryPart("gathered weights", b * (outer + 2 * layer), formula))
+    if how.learns and not how.lora_rank:
+        reduced = 4 * layer if how.is_sharded else 0
+        formula = f"b·V·h + 4·layer = {b} × {head:,} + {reduced:,}"
+        parts.append(MemoryPart("new gradients", b * head + reduced, formula))
+    width = shape.active_intermediate / shape.hidden
+    at_work = 6 * width + 12 if how.learns else 3 * width + 5
+    return [*parts, _activations(shape, how, at_work)]
+
+
+def _in_the_head(shape: ModelShape, how: Training) -> list[MemoryPart]:
+    """The output layer and the loss, a chunk of tokens at a time."""
+    b, outer, head = BYTES[how.dtype], shape.outer_parameters, _head(shape, how)
+    count = min(how.micro_batch_tokens * shape.vocabulary, LOGITS_AT_ONCE) if how.has_logits else 0
+    parts = []
+    if how.is_sharded:
+        parts.append(MemoryPart("gathered weights", b * outer, f"b·E = {b} × {outer:,}"))
+    if how.learns and not how.lora_rank:
+        parts.append(MemoryPart("new gradients", 2 * b * head, f"2·b·V·h = 2 × {b} × {head:,}"))
+    parts.append(_activations(shape, how, 3))
+    each = LOGIT_BYTES if how.learns else 4 + b
+    parts.append(MemoryPart("logits", each * count, f"{each}·min(T·V, 2²⁶) = {each} × {count:,}"))
+    return parts
+
+
+def _reducing(shape: ModelShape, how: Training) -> list[MemoryPart]:
+    """The end of the backward: gradients of embedding and output layer are added up over the ranks."""
+    if not how.is_sharded or how.lora_rank:
+        return []
+    b, outer = BYTES[how.dtype], shape.outer_parameters
+    return [MemoryPart("new gradients", (4 + b) * outer, f"(4+b)·E = {4 + b} × {outer:,}")]
+
+
+def _in_the_optimizer(shape: ModelShape, how: Training) -> list[MemoryPart]:
+    """AdamW's step computes a tensor as large as the parameters."""
+    count = adapter_parameters(shape, how.lora_rank) if how.lora_rank else shape.parameters
+    return [MemoryPart("optimizer's step", 4 * count / how.ranks, f"4·N/r = 4 × {count:,} / {how.ranks}")]
+
+
+def _activations(shape: ModelShape, how: Training, at_work: float) -> MemoryPart:
+    """What layers keep for the backward pass, and `at_work` of the current one: numbers per token and hidden unit."""
     t, h, b, layers = how.micro_batch_tokens, shape.hidden, BYTES[how.dtype], shape.layers
-    k = SAVED_PER_LAYER
-    if how.learns and how.checkpointing:
-        yield MemoryPart("activations", (layers + k) * t * h * b, f"(L+{k})·T·h·b = ({layers}+{k}) × {t} × {h} × {b}")
-    elif how.learns:
-        yield MemoryPart("activations", layers * k * t * h * b, f"L·{k}·T·h·b = {layers} × {k} × {t} × {h} × {b}")
-    else:
-        yield MemoryPart("activations", k * t * h * b, f"{k}·T·h·b = {k} × {t} × {h} × {b} (one layer at a time)")
-    if how.has_logits:
-        count = min(t * shape.vocabulary, LOGITS_AT_ONCE)
-        copies = 2 if how.learns else 1
-        formula = f"4·{copies}·min(T·V, 2²⁶) = {4 * copies} × {count:,}"
-        yield MemoryPart("logits", 4 * copies * count, formula)
+    kept = 0.0
+    if how.learns:
+        kept = layers if how.checkpointing else layers * saved_per_layer(shape)
+    formula = f"({kept:.0f} kept + {at_work:.0f})·T·h·b = {kept + at_work:.1f} × {t} × {h} × {b}"
+    return MemoryPart("activations", (kept + at_work) * t * h * b, formula)
+
+
+def saved_per_layer(shape: ModelShape) -> float:
+    """Numbers per token and hidden unit that a layer without checkpointing keeps for its backward pass."""
+    return 4 * shape.active_intermediate / shape.hidden + 12
+
+
+def _head(shape: ModelShape, how: Training) -> int:
+    return shape.vocabulary * shape.hidden if how.has_logits else 0
 
 
 def adapter_parameters(shape: ModelShape, rank: int) -> int:
@@ -82,7 +137,7 @@ def adapter_parameters(shape: ModelShape, rank: int) -> int:
 
 def cache_bytes(shape: ModelShape, dtype: str) -> int:
     """Bytes of one token's keys and values."""
-    return 2 * shape.layers * shape.kv_heads * shape.head_size * BYTES[dtype]
+    return shape.cached_numbers * BYTES[dtype]
 
 
 def engine_memory(shape: ModelShape, *, dtype: str, tensor_parallel: int, rows: int, context: int) -> list[MemoryPart]:
@@ -103,7 +158,7 @@ def prefix_memory(shape: ModelShape, *, dtype: str, budget: int, sessions: int, 
     return [MemoryPart("kept prefixes", min(budget, per_token * sessions * context), formula)] if budget else []
 
 
-def total(parts: list[MemoryPart]) -> float:
+def total(parts: Sequence[MemoryPart]) -> float:
     return sum(part.num_bytes for part in parts)
 
 

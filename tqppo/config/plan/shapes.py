@@ -1,85 +1,27 @@
 """The shape of a model: from its config.json, from a table of well-known names, or from the [model] section.
 
-It holds what parameter counts, memory and context lengths need, and takes neither network nor transformers.
+It takes neither network nor transformers.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 
+from tqppo.config.plan.known import KNOWN
+from tqppo.config.plan.model_shape import Experts, LatentAttention, ModelShape
+
 TINY_VOCABULARY, TINY_CONTEXT = 264, 4096
-
-
-@dataclass(frozen=True, slots=True)
-class ModelShape:
-    """A dense decoder: attention with grouped key-value heads, a gated MLP, two norms a layer."""
-
-    hidden: int
-    layers: int
-    heads: int
-    kv_heads: int
-    intermediate: int
-    vocabulary: int
-    context: int
-    tied: bool = False
-    head_dim: int = 0  # 0: hidden / heads
-    source: str = "known name"
-
-    @property
-    def head_size(self) -> int:
-        return self.head_dim or self.hidden // self.heads
-
-    @property
-    def parameters(self) -> int:
-        """Weights of matrices and norms; biases are left out (under 0.02 % of a 7B model)."""
-        attention = self.hidden * self.head_size * (2 * self.heads + 2 * self.kv_heads)
-        layer = attention + 3 * self.hidden * self.intermediate + 2 * self.hidden
-        embeddings = self.vocabulary * self.hidden * (1 if self.tied else 2)
-        return embeddings + self.layers * layer + self.hidden
-
-
-_KNOWN: dict[str, ModelShape] = {
-    "qwen2.5-0.5b": ModelShape(896, 24, 14, 2, 4864, 151_936, 32_768, tied=True),
-    "qwen2.5-1.5b": ModelShape(1536, 28, 12, 2, 8960, 151_936, 32_768, tied=True),
-    "qwen2.5-3b": ModelShape(2048, 36, 16, 2, 11_008, 151_936, 32_768, tied=True),
-    "qwen2.5-7b": ModelShape(3584, 28, 28, 4, 18_944, 152_064, 32_768),
-    "qwen2.5-14b": ModelShape(5120, 48, 40, 8, 13_824, 152_064, 32_768),
-    "qwen2.5-32b": ModelShape(5120, 64, 40, 8, 27_648, 152_064, 32_768),
-    "qwen2.5-72b": ModelShape(8192, 80, 64, 8, 29_568, 152_064, 32_768),
-    "qwen3-0.6b": ModelShape(1024, 28, 16, 8, 3072, 151_936, 40_960, tied=True, head_dim=128),
-    "qwen3-1.7b": ModelShape(2048, 28, 16, 8, 6144, 151_936, 40_960, tied=True, head_dim=128),
-    "qwen3-4b": ModelShape(2560, 36, 32, 8, 9728, 151_936, 40_960, tied=True, head_dim=128),
-    "qwen3-8b": ModelShape(4096, 36, 32, 8, 12_288, 151_936, 40_960, head_dim=128),
-    "qwen3-14b": ModelShape(5120, 40, 40, 8, 17_408, 151_936, 40_960, head_dim=128),
-    "qwen3-32b": ModelShape(5120, 64, 64, 8, 25_600, 151_936, 40_960, head_dim=128),
-    "llama-3.2-1b": ModelShape(2048, 16, 32, 8, 8192, 128_256, 131_072, tied=True, head_dim=64),
-    "llama-3.2-3b": ModelShape(3072, 28, 24, 8, 8192, 128_256, 131_072, tied=True, head_dim=128),
-    "llama-3.1-8b": ModelShape(4096, 32, 32, 8, 14_336, 128_256, 131_072),
-    "llama-3.1-70b": ModelShape(8192, 80, 64, 8, 28_672, 128_256, 131_072),
-    "llama-3.3-70b": ModelShape(8192, 80, 64, 8, 28_672, 128_256, 131_072),
-    "meta-llama-3-8b": ModelShape(4096, 32, 32, 8, 14_336, 128_256, 8192),
-    "meta-llama-3-70b": ModelShape(8192, 80, 64, 8, 28_672, 128_256, 8192),
-    "smollm2-135m": ModelShape(576, 30, 9, 3, 1536, 49_152, 8192, tied=True),
-    "smollm2-360m": ModelShape(960, 32, 15, 5, 2560, 49_152, 8192, tied=True),
-    "smollm2-1.7b": ModelShape(2048, 24, 32, 32, 8192, 49_152, 8192, tied=True),
-    "mistral-7b": ModelShape(4096, 32, 32, 8, 14_336, 32_768, 32_768),
-}
-_ALIASES = {
-    "qwen2.5-math-1.5b": replace(_KNOWN["qwen2.5-1.5b"], context=4096),
-    "qwen2.5-math-7b": replace(_KNOWN["qwen2.5-7b"], context=4096),
-    "deepseek-r1-distill-qwen-1.5b": replace(_KNOWN["qwen2.5-1.5b"], context=131_072, tied=False),
-    "deepseek-r1-distill-qwen-7b": replace(_KNOWN["qwen2.5-7b"], context=131_072),
-    "deepseek-r1-distill-llama-8b": _KNOWN["llama-3.1-8b"],
-}
+EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
 def shape_of(path: str) -> ModelShape | None:
-    """The shape of a folder with a config.json or of a known name such as Qwen/Qwen2.5-7B-Instruct; otherwise None."""
+    """The shape of a folder with a config.json, of a hub name in the cache, or of a known name; otherwise None."""
     folder = Path(path).expanduser()
+    folder = folder if (folder / "config.json").is_file() else cached_folder(path) or folder
     if (folder / "config.json").is_file():
         try:
             return from_json(json.loads((folder / "config.json").read_text(encoding="utf-8")))
@@ -88,16 +30,33 @@ def shape_of(path: str) -> ModelShape | None:
     name = path.rstrip("/").rpartition("/")[2].lower()
     name = re.sub(r"-v\d+(\.\d+)?$|-\d{4}$", "", name)
     plain = re.sub(r"-(instruct|base|chat|it|coder|hf)\b", "", name)
-    return {**_KNOWN, **_ALIASES}.get(re.sub(r"^meta-(llama-3\.)", r"\1", plain))
+    return KNOWN.get(re.sub(r"^meta-(llama-3\.)", r"\1", plain))
+
+
+def cached_folder(name: str) -> Path | None:
+    """The folder of a hub name in the cache of `huggingface_hub`, if its config.json was downloaded before."""
+    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) or name in (".", ".."):
+        return None
+    home = os.environ.get("HF_HOME") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
+    cache = Path(os.environ.get("HF_HUB_CACHE") or os.path.join(home, "hub")).expanduser()
+    repository = cache / f"models--{name.replace('/', '--')}"
+    try:
+        commit = (repository / "refs" / "main").read_text(encoding="utf-8").strip()
+    except OSError:
+        return None
+    folder = repository / "snapshots" / commit
+    return folder if (folder / "config.json").is_file() else None
 
 
 def from_json(values: Mapping[str, object]) -> ModelShape | None:
-    """The shape in a model's config.json; None unless it is a dense decoder with the usual names."""
-    needed = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
-    sizes = [number for name in needed if isinstance(number := values.get(name), int)]
-    if len(sizes) < len(needed) or values.get("num_experts"):
+    """The shape in a model's config.json; None unless it is a decoder with the usual names."""
+    needed = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+    sizes = [number for name in needed if (number := _int(values, name))]
+    experts = _experts(values)
+    intermediate = _int(values, "intermediate_size") or (experts.intermediate if experts else 0)
+    if len(sizes) < len(needed) or not intermediate:
         return None
-    hidden, layers, heads, intermediate, vocabulary = sizes
+    hidden, layers, heads, vocabulary = sizes
     return ModelShape(
         hidden,
         layers,
@@ -109,7 +68,31 @@ def from_json(values: Mapping[str, object]) -> ModelShape | None:
         tied=bool(values.get("tie_word_embeddings", False)),
         head_dim=_int(values, "head_dim"),
         source="config.json",
+        experts=experts,
+        latent=_latent(values),
     )
+
+
+def _experts(values: Mapping[str, object]) -> Experts | None:
+    """The experts of Mixtral, Qwen, OLMoE, gpt-oss (`num_local_experts`, `num_experts`) and DeepSeek."""
+    count = next((n for name in EXPERT_COUNTS if (n := _int(values, name))), 0)
+    if count < 2:
+        return None
+    width = _int(values, "moe_intermediate_size") or _int(values, "intermediate_size")
+    shared = _int(values, "shared_expert_intermediate_size") or _int(values, "n_shared_experts") * width
+    layers = _int(values, "num_hidden_layers")
+    only_dense = values.get("mlp_only_layers")
+    dense = _int(values, "first_k_dense_replace") + (len(only_dense) if isinstance(only_dense, list) else 0)
+    every = _int(values, "decoder_sparse_step") or _int(values, "moe_layer_freq") or 1
+    dense += (layers - dense) - (layers - dense) // every
+    per_token = _int(values, "num_experts_per_tok") or _int(values, "experts_per_token") or 1
+    return Experts(count, per_token, width, shared, dense)
+
+
+def _latent(values: Mapping[str, object]) -> LatentAttention | None:
+    names = ("q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
+    sizes = [_int(values, name) for name in names]
+    return LatentAttention(*sizes) if all(sizes[1:]) else None
 
 
 def _int(values: Mapping[str, object], name: str) -> int:

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from tqppo.workers.compute import architecture
+
 MAX_SHARING = 64  # responses behind one prompt
 PAIRS_PER_WIDTH = 6  # a token's linear layers cost as much as 6 · (hidden size) pairs of attention
 
@@ -107,15 +109,19 @@ def attention_mask(response: Tensor) -> Tensor:
     return sees.tril_()[:, None]
 
 
-def attention_pairs_per_token(model: nn.Module) -> int:
-    """Number of attention pairs that cost as much as one token's linear layers; 0 if bundling changes the results."""
+def attention_pairs_per_token(model: nn.Module, device: torch.device) -> int:
+    """Number of attention pairs that cost as much as one token's linear layers; 0 where rows are not to be bundled.
+
+    On a GPU the mask of a bundle would take attention from its fast kernel to one that is many times slower.
+    """
     transformer = next(module for module in model.modules() if isinstance(module, PreTrainedModel))
     config = transformer.config.get_text_config()
     window = "sliding_attention" if getattr(config, "sliding_window", None) else "full_attention"
     kinds = getattr(config, "layer_types", None) or [window]
-    if set(kinds) != {"full_attention"} or not _same_when_bundled(transformer.base_model):
+    if device.type != "cpu" or set(kinds) != {"full_attention"}:
         return 0
-    return PAIRS_PER_WIDTH * int(config.hidden_size)
+    is_same = _same_when_bundled(architecture.clone(transformer).base_model)
+    return PAIRS_PER_WIDTH * int(config.hidden_size) if is_same else 0
 
 
 @torch.no_grad()

@@ -1,0 +1,225 @@
+"""What is in the memory of a GPU at each stage of a step, and in that of a node, in /dev/shm and on the disk.
+
+Colocated roles take turns: engines sleep while workers compute, and workers rest in the node's memory while others do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from tqppo.config import facts
+from tqppo.config.plan.memory import BYTES, MemoryPart, total
+from tqppo.config.plan.roles import PlannedRole, planned_roles
+from tqppo.config.plan.storage import storage_bytes
+from tqppo.config.sections import Config
+
+GIB = 2**30
+# Of each process with a GPU: CUDA's context, kernels, NCCL's buffers. From what is reported of such processes; not
+# measured here.
+DEVICE_CONTEXT = 1.0 * GIB
+ASLEEP = 2.0 * GIB  # of an engine asleep: its context and its captured graphs
+ENGINE_WORK = 1.0 * GIB  # of an engine beside weights and cache
+# Resident sizes of real CPU runs.
+INTERPRETER = 0.65 * GIB  # Python with torch, transformers and Ray
+SERVERS = {"vllm": 1.9 * GIB, "sglang": 2.4 * GIB}  # processes of an engine's server, beside weights and cache
+DRIVER = 1.2 * GIB  # driver, index and estimator
+
+
+@dataclass(frozen=True, slots=True)
+class StageMemory:
+    """What one device holds during a stage. `role` is the one at work."""
+
+    stage: str
+    role: str
+    held: list[MemoryPart]
+
+    @property
+    def num_bytes(self) -> float:
+        return total(self.held)
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """`gpu_bytes` is the size of a GPU; 0: not known. `unknown` are roles whose models have no known shape."""
+
+    gpu_bytes: float = 0.0
+    stages: list[StageMemory] = field(default_factory=list)
+    host: list[MemoryPart] = field(default_factory=list)  # of the fullest node, with what is in /dev/shm
+    shared: list[MemoryPart] = field(default_factory=list)  # in /dev/shm of the fullest node
+    disk: list[MemoryPart] = field(default_factory=list)  # in the run's folder
+    unknown: tuple[str, ...] = ()
+
+    @property
+    def overfull(self) -> list[StageMemory]:
+        """The stages that need more than a GPU has."""
+        return [stage for stage in self.stages if self.gpu_bytes and stage.num_bytes > self.gpu_bytes]
+
+
+def make_budget(config: Config, gpu_bytes: float = 0.0) -> Budget:
+    """The sums of a config. `gpu_bytes` is asked of a device, for configs that do not say it."""
+    gpu_bytes = config.cluster.gpu_memory_gb * GIB or gpu_bytes
+    roles = {role.name: role for role in planned_roles(config)}
+    models = {name: role for name, role in roles.items() if name != "storage"}
+    shared = list(_shared(config))
+    return Budget(
+        gpu_bytes=gpu_bytes,
+        stages=list(_stages(config, models, gpu_bytes)),
+        host=[*_host(config, models), *shared],
+        shared=shared,
+        disk=list(_disk(config)),
+        unknown=tuple(name for name, role in models.items() if not role.memory and not _attaches(config, name)),
+    )
+
+
+def _attaches(config: Config, role: str) -> bool:
+    if role == "rollout":
+        return bool(config.rollout.endpoints)
+    return role.startswith("teacher ") and bool(config.teachers[role.removeprefix("teacher ")].endpoints)
+
+
+# -- a GPU -------------------------------------------------------------------------------------------------------------
+
+
+def _stages(config: Config, roles: dict[str, PlannedRole], gpu_bytes: float) -> Iterator[StageMemory]:
+    """Every stage that loads a GPU, with all that is on it then."""
+    teachers = {name: role for name, role in roles.items() if name.startswith("teacher ")}
+    if config.distillation.gpus_per_node:
+        for name, role in teachers.items():
+            if role.memory:
+                section = config.teachers[name.removeprefix("teacher ")]
+                share = section.memory_fraction if section.backend != "embedded" else 0.0
+                yield StageMemory("score", name, [*_engine(role, share, gpu_bytes), _context(1)])
+    if not config.cluster.gpus_per_node:
+        return
+    own = {name: role for name, role in roles.items() if name not in teachers and not _attaches(config, name)}
+    others = len(own) - 1 if config.cluster.colocate else 0
+    if "rollout" in own and own["rollout"].memory:
+        held = _engine(own["rollout"], _engine_share(config), gpu_bytes)
+        yield StageMemory("generate", "rollout", [*held, _context(1 + others)])
+    for name, role in own.items():
+        if name != "rollout" and role.memory:
+            yield StageMemory(f"compute {name}", name, [*role.memory, *_beside(config, own, others)])
+    if config.cluster.colocate and "rollout" in own and own["rollout"].memory:
+        yield StageMemory("load weights", "actor", [*_loading(config, own), _context(1 + others)])
+
+
+def _beside(config: Config, own: dict[str, PlannedRole], others: int) -> list[MemoryPart]:
+    """What a device holds beside the worker that computes: the engine asleep, contexts of all processes."""
+    sleeps = config.cluster.colocate and "rollout" in own
+    asleep = [MemoryPart("engine asleep", ASLEEP, "its context and captured graphs")] if sleeps else []
+    return [*asleep, _context(1 + others - (1 if sleeps else 0))]
+
+
+def _loading(config: Config, own: dict[str, PlannedRole]) -> list[MemoryPart]:
+    """The actor's weights and the engine's, which wakes for them without its cache."""
+    weights = next(part for part in own["actor"].memory if part.name == "weights")
+    engine = next(part for part in own["rollout"].memory if part.name == "weights")
+    return [
+        MemoryPart("actor's weights", weights.num_bytes, weights.formula),
+        MemoryPart("engine's weights", engine.num_bytes, engine.formula),
+        MemoryPart("engine", ENGINE_WORK, "captured graphs"),
+    ]
+
+
+def _context(processes: int) -> MemoryPart:
+    return MemoryPart("contexts", processes * DEVICE_CONTEXT, f"{processes} processes × {DEVICE_CONTEXT / GIB:g} GiB")
+
+
+def _engine_share(config: Config) -> float:
+    return 0.0 if config.rollout.backend == "embedded" else config.rollout.memory_fraction
+
+
+def _engine(role: PlannedRole, share: float, gpu_bytes: float) -> list[MemoryPart]:
+    """An engine that is given a share of the GPU takes all of it: what its weights leave is its cache."""
+    if share and gpu_bytes:
+        return [MemoryPart("engine", share * gpu_bytes, f"memory_fraction {share:g} × {gpu_bytes / GIB:g} GiB")]
+    return [*role.memory, MemoryPart("engine", ENGINE_WORK, "its own tensors")]
+
+
+def engine_shortage(config: Config, gpu_bytes: float) -> dict[str, tuple[float, float]]:
+    """Engines whose weights and one sequence do not fit into their share of a GPU: key → (needed, share)."""
+    found = {}
+    roles = {role.name: role for role in planned_roles(config)}
+    engines = {"rollout": config.rollout.memory_fraction} if config.rollout.backend != "embedded" else {}
+    if not config.cluster.gpus_per_node or config.rollout.endpoints:
+        engines = {}
+    if facts.has_teachers(config) and config.distillation.gpus_per_node:
+        engines |= {
+            f"teacher {name}": each.memory_fraction
+            for name, each in config.teachers.items()
+            if each.backend != "embedded" and not each.endpoints
+        }
+    for name, share in engines.items():
+        parts = {part.name: part.num_bytes for part in roles[name].memory}
+        if parts and gpu_bytes and (needed := parts["weights"] + ENGINE_WORK) > share * gpu_bytes:
+            key = "rollout" if name == "rollout" else f"teachers.{name.removeprefix('teacher ')}"
+            found[f"{key}.memory_fraction"] = (needed, share * gpu_bytes)
+    return found
+
+
+# -- a node ------------------------------------------------------------------------------------------------------------
+
+
+def _host(config: Config, roles: dict[str, PlannedRole]) -> Iterator[MemoryPart]:
+    """The memory of one node. Processes are spread evenly; the driver's node has the driver too."""
+    yield MemoryPart("driver, index, estimator", DRIVER, "measured")
+    for name, role in roles.items():
+        on_gpu = config.distillation.gpus_per_node if name.startswith("teacher ") else config.cluster.gpus_per_node
+        nodes = config.distillation.nodes if name.startswith("teacher ") else config.cluster.nodes
+        if _attaches(config, name) or (name.startswith("teacher ") and on_gpu):
+            continue  # a running server, or a node of the teachers' own pool
+        count = -(-role.processes // nodes)
+        each = INTERPRETER + _server(config, name)
+        yield MemoryPart(f"{name}: interpreters", count * each, f"{count} × {each / GIB:.2g} GiB")
+        if not on_gpu:
+            yield MemoryPart(f"{name}: models", count * total(role.memory), f"{count} × its memory")
+        elif config.cluster.colocate and len(roles) > 1:
+            yield _rested(config, role, count)
+
+
+def _server(config: Config, role: str) -> float:
+    backend = ""
+    if role == "rollout":
+        backend = config.rollout.backend
+    elif role.startswith("teacher "):
+        backend = config.teachers[role.removeprefix("teacher ")].backend
+    return SERVERS.get(backend, 0.0)
+
+
+def _rested(config: Config, role: PlannedRole, count: int) -> MemoryPart:
+    """What a role leaves in the node's memory while others use its GPU."""
+    parts = {part.name: part.num_bytes for part in role.memory}
+    kept = sum(parts.get(name, 0.0) for name in ("weights", "optimizer", "adapter"))
+    devices = count * (config.rollout.tensor_parallel if role.name == "rollout" else 1)
+    return MemoryPart(f"{role.name}: at rest", devices * kept, f"{devices} × weights and optimizer")
+
+
+def _shared(config: Config) -> Iterator[MemoryPart]:
+    """Segments of columns, and the weights on their way to the engines: the version in use and the next one."""
+    if config.storage.backend == "simple" and not config.storage.dir:
+        columns = min(storage_bytes(config)[0], config.storage.budget_gb * GIB)
+        yield MemoryPart("one step's columns", columns, "at most storage.budget_gb")
+    shape = facts.model_shape(config)
+    if shape:
+        b = BYTES[facts.compute_dtype(config)]
+        yield MemoryPart("published weights", 2 * b * shape.parameters, f"2·b·N = 2 × {b} × {shape.parameters:,}")
+
+
+def _disk(config: Config) -> Iterator[MemoryPart]:
+    """Checkpoints, one more than are kept while the newest is written, and the export."""
+    roles = {role.name: role for role in planned_roles(config)}
+    saved = 0.0
+    for name in facts.learning_roles(config):
+        parts = {part.name: part.num_bytes for part in roles[name].memory}
+        ranks = roles[name].processes
+        adapter = parts.get("adapter")
+        kept = adapter * 3 / 4 if adapter else parts.get("weights", 0.0) + parts.get("optimizer", 0.0)
+        saved += ranks * kept
+    copies = config.checkpoint.keep_last + 1
+    if saved and (config.checkpoint.interval or config.checkpoint.save_on_exit):
+        yield MemoryPart("checkpoints", copies * saved, f"{copies} × weights and optimizer")
+    shape = facts.model_shape(config)
+    if shape and config.checkpoint.export:
+        b = BYTES[facts.compute_dtype(config)]
+        yield MemoryPart("export", b * shape.parameters, f"b·N = {b} × {shape.parameters:,}")

@@ -1,0 +1,93 @@
+"""How rows of well-known datasets become rows for training, with the columns of verl that `data.train` reads."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from tqppo.errors import DataError
+
+FileRow = Mapping[str, object]
+Converted = tuple[str, str]  # question, reference answer
+NUMBER_RULE = 'Reason step by step. Write the final number on the last line, after "####".'
+BOXED_RULE = "Reason step by step. Write the final answer inside \\boxed{}."
+CODE_RULE = "Answer with one Python function in a code block."
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """A dataset of the hub, the folder that presets expect, the rows' source and their conversion."""
+
+    repository: str
+    inside: str  # folder of its files in the repository
+    folder: str
+    source: str
+    convert: Callable[[FileRow], Converted]
+    unnamed: str = "train"  # split of a file whose name tells none
+
+    def row(self, row: FileRow, split: str, index: int) -> dict[str, object]:
+        """A row with verl's columns. Rows that have them already keep prompt, source and answer."""
+        extra = {"split": split, "index": index}
+        if "prompt" in row and isinstance(answer := row.get("reward_model"), Mapping):
+            truth = {"style": "rule", "ground_truth": str(answer.get("ground_truth"))}
+            source = str(row.get("data_source") or self.source)
+            return {"data_source": source, "prompt": row["prompt"], "reward_model": truth, "extra_info": extra}
+        question, reference = self.convert(row)
+        return {
+            "data_source": self.source,
+            "prompt": [{"role": "user", "content": question}],
+            "reward_model": {"style": "rule", "ground_truth": reference},
+            "extra_info": extra,
+        }
+
+
+def _text(row: FileRow, *names: str) -> str:
+    """The first of these columns that the row has."""
+    for name in names:
+        if isinstance(value := row.get(name), str):
+            return value
+    raise DataError(f"a row has none of the columns {', '.join(names)}, only {', '.join(map(str, row))}")
+
+
+def _gsm8k(row: FileRow) -> Converted:
+    question, answer = _text(row, "question"), _text(row, "answer")
+    marked = re.findall(r"####\s*(.+)", answer)
+    if not marked:
+        raise DataError(f'the answer to {question!r:.60} has no "####" before its number')
+    return f"{question}\n\n{NUMBER_RULE}", marked[-1].strip().replace(",", "")
+
+
+def _math(row: FileRow) -> Converted:
+    problem = _text(row, "problem", "question")
+    answer = row.get("answer")
+    return f"{problem}\n\n{BOXED_RULE}", answer if isinstance(answer, str) else boxed(_text(row, "solution"))
+
+
+def boxed(solution: str) -> str:
+    """The content of the last \\boxed{…} of a solution, whose braces may nest."""
+    start = solution.rfind("\\boxed{")
+    if start < 0:
+        raise DataError(f"a solution has no \\boxed{{…}}: {solution!r:.60}")
+    depth, begin = 0, start + len("\\boxed{")
+    for at in range(begin, len(solution)):
+        depth += {"{": 1, "}": -1}.get(solution[at], 0)
+        if depth < 0:
+            return solution[begin:at]
+    raise DataError(f"a \\boxed{{ is not closed: {solution[start:]!r:.60}")
+
+
+def _code(row: FileRow) -> Converted:
+    tests = row.get("test_list")
+    shown = "\n".join(map(str, tests)) if isinstance(tests, list) else ""
+    asked = f"{_text(row, 'text', 'prompt')}\n\nIt must pass:\n{shown}" if shown else _text(row, "text", "prompt")
+    return f"{asked}\n\n{CODE_RULE}", _text(row, "code")
+
+
+RECIPES: dict[str, Recipe] = {
+    "gsm8k": Recipe("openai/gsm8k", "main/", "data/gsm8k", "openai/gsm8k", _gsm8k),
+    "dapo-math": Recipe("BytedTsinghua-SIA/DAPO-Math-17k", "data/", "data/dapo-math", "math_dapo", _math),
+    "aime-2024": Recipe("BytedTsinghua-SIA/AIME-2024", "data/", "data/aime-2024", "aime_2024", _math, unnamed="test"),
+    "math": Recipe("DigitalLearningGmbH/MATH-lighteval", "", "data/math", "math", _math),
+    "code": Recipe("google-research-datasets/mbpp", "full/", "data/code", "code", _code),
+}
