@@ -11,11 +11,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = [
     "README.md",
     "CONTRIBUTING.md",
-    "docs/architecture.md",
-    "docs/distillation.md",
-    "docs/agents.md",
-    "docs/memory.md",
-    "docs/presets.md",
+    *(f"docs/{name}.md" for name in ("architecture", "distillation", "agents", "devices", "memory", "presets")),
 ]
 FOLDERS = ("tqppo", "backends", "presets", "tests", "docs", "completions", ".ci", ".github")
 

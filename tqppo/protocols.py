@@ -7,11 +7,13 @@ proved by the contract tests: `tqppo backends check rollout|storage NAME`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from tqppo.seats import Seat
 
 FinishReason = Literal["stop", "length", "abort"]
 Metrics = dict[str, float]  # keys like "actor/kl"
@@ -110,6 +112,7 @@ class WeightSource:
     version: int
     node: str = ""  # Ray's name of the node that has the folder; empty: this one
     sender: WeightSender | None = None
+    checksums: Mapping[str, str] = field(default_factory=dict)  # by tensor, see `weights.checksum`; empty: not compared
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,12 +135,17 @@ class EngineSpec:
     endpoint: str = ""  # attach to this server instead of starting one
     host: str = "127.0.0.1"
     interface: str = "lo"  # network interface for process groups with the trainer
+    devices: tuple[str, ...] | None = None  # GPUs by CUDA's numbers; none: the CPU; None: whatever this process sees
     tensor_parallel: int = 1
     memory_fraction: float = 0.6
     start_timeout_s: float = 600.0
     request_timeout_s: float = 600.0
     max_restarts: int = 3
     engine_args: Mapping[str, Any] = field(default_factory=dict)
+
+    def on(self, seat: Seat) -> EngineSpec:
+        """The settings with the GPUs of this seat. A server to attach to has its own, which are not known here."""
+        return self if self.endpoint else replace(self, devices=seat.engine_devices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +172,11 @@ class RolloutEngine(Protocol):
       a deterministic engine returns the same bytes for the same arguments, whatever else it is computing.
     - `expect(n)` announces that n `generate` calls are about to come, so that a deterministic engine
       can admit them together, ordered by `Request.order`; other engines ignore it.
-    - `load_weights` returns when every later completion comes from the new weights and carries their version.
+    - `load_weights` returns when every later completion comes from the new weights and carries their version. Raises
+      if the source has checksums and the engine's tensors have others.
+    - `sleep` frees the device's memory and keeps the weights on the host; `wake` takes it again. With `cache=False`
+      only the weights return, so that new ones can be loaded; a second `wake` then brings the cache.
+    - `held_bytes` is the memory on each of its devices now; None: `memory_fraction` of the device.
     - `close` leaves no process, thread or file behind, whatever happened before; it may be called twice.
     """
 
@@ -181,5 +193,6 @@ class RolloutEngine(Protocol):
     ) -> list[Scores]: ...
     async def load_weights(self, source: WeightSource) -> None: ...
     async def sleep(self) -> None: ...
-    async def wake(self) -> None: ...
+    async def wake(self, *, cache: bool = True) -> None: ...
+    def held_bytes(self) -> int | None: ...
     async def close(self) -> None: ...

@@ -22,7 +22,7 @@ from tqppo.protocols import (
     Scores,
 )
 
-from .server.api import CONTROL_TIMEOUT_S, Arguments, ServerApi, check_served_model, tokens_left
+from .server.api import CONTROL_TIMEOUT_S, Arguments, EnginePart, ServerApi, check_served_model, tokens_left
 from .server.cache import cache_tokens
 from .server.engine import ServerEngine
 from .server.group import Rendezvous
@@ -66,6 +66,7 @@ class SGLangServer(ServerApi):
             "tensor-parallel-size": self.spec.tensor_parallel,
             "mem-fraction-static": self.spec.memory_fraction,
             "enable-memory-saver": True,
+            "enable-weights-cpu-backup": True,  # or the weights would be lost in a sleep
         }
 
     def _cpu_arguments(self) -> Arguments:
@@ -208,8 +209,8 @@ class SGLangServer(ServerApi):
     async def sleep(self, server: EngineServer) -> None:
         await self._post(server, "/release_memory_occupation")
 
-    async def wake(self, server: EngineServer) -> None:
-        await self._post(server, "/resume_memory_occupation")
+    async def wake(self, server: EngineServer, part: EnginePart) -> None:
+        await self._post(server, "/resume_memory_occupation", tags=["kv_cache" if part == "cache" else part])
 
     async def _post(self, server: EngineServer, path: str, **body: object) -> None:
         await server.ask("POST", path, body, timeout_s=CONTROL_TIMEOUT_S)

@@ -8,11 +8,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar
 
+from tqppo import weights
 from tqppo.engines.capabilities import BUILT_IN
 from tqppo.errors import BackendError, EngineError
 from tqppo.protocols import Bucket, Completion, EngineCapabilities, FinishReason, Request, Scores
+from tqppo.weights.identity import WeightReport
 
-from .server.api import CONTROL_TIMEOUT_S, Arguments, ServerApi, check_served_model, tokens_left
+from .server.api import CONTROL_TIMEOUT_S, Arguments, EnginePart, ServerApi, check_served_model, tokens_left
 from .server.cache import cache_tokens, token_bytes
 from .server.engine import ServerEngine
 from .server.group import Rendezvous
@@ -20,6 +22,7 @@ from .server.http import EngineServer
 from .server.scores import no_scores, unpacked
 
 GUARD = Path(__file__).parent / "vllm_guard"
+CHECKSUM = Path(weights.__file__).parent / "checksum.py"  # loaded by `vllm_guard/tqppo_weights.py`
 SCORE_ROUTE = "/tqppo/score"  # of `vllm_guard/tqppo_scores.py`
 CPU_STEP_TOKENS = 4096
 FINISH: Mapping[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
@@ -72,7 +75,7 @@ class VLLMServer(ServerApi):
 
     def environment(self) -> dict[str, str]:
         common = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}  # dev mode has the routes that load weights
-        common |= {"PYTHONPATH": str(GUARD)}
+        common |= {"PYTHONPATH": str(GUARD), "TQPPO_CHECKSUM": str(CHECKSUM)}
         if self.token:
             common |= {"TQPPO_SERVER_TOKEN": self.token}
         if self.on_gpu:
@@ -117,7 +120,8 @@ class VLLMServer(ServerApi):
             top_p=sampling.top_p,
             top_k=sampling.top_k,
             max_tokens=tokens_left(self.spec, request),
-            seed=request.seed % 2**63,
+            # A seed makes vLLM sample each sequence on its own, in a loop.
+            seed=request.seed % 2**63 if self.spec.deterministic else None,
             logprobs=0,  # only the sampled token's own
             ignore_eos=True,  # `stop_token_ids` says what ends a sequence, not the model's folder
             stop_token_ids=sorted({*self.spec.eos_token_ids, *sampling.stop_token_ids}),
@@ -151,40 +155,40 @@ class VLLMServer(ServerApi):
         await server.ask("POST", "/abort_requests", body, timeout_s=CONTROL_TIMEOUT_S)
 
     async def begin_update(self, server: EngineServer) -> None:
-        await self._post(server, "/pause?mode=wait")
+        await _post(server, "/pause?mode=wait")
 
     async def load_folder(self, server: EngineServer, folder: str) -> None:
-        await self._call_workers(server, "reload_weights", {"weights_path": folder})
+        if server.process is None:  # a server to attach to may not have our extension
+            await _call_workers(server, "reload_weights", {"weights_path": folder})
+        else:
+            await _call_workers(server, "tqppo_load", {"folder": folder})
 
     async def join_group(self, server: EngineServer, rendezvous: Rendezvous) -> None:
-        await self._call_workers(server, "tqppo_join", asdict(rendezvous))
+        await _call_workers(server, "tqppo_join", asdict(rendezvous))
 
     async def receive_buckets(self, server: EngineServer, group: str, buckets: Sequence[Bucket]) -> None:
         arguments = {"buckets": [asdict(bucket) for bucket in buckets]}
-        await self._call_workers(server, "tqppo_receive", arguments, timeout_s=CONTROL_TIMEOUT_S * len(buckets))
+        await _call_workers(server, "tqppo_receive", arguments, timeout_s=CONTROL_TIMEOUT_S * len(buckets))
 
     async def finish_update(self, server: EngineServer, label: str) -> None:
-        await self._post(server, "/reset_prefix_cache")  # it holds keys and values of the old weights
-        await self._post(server, "/update_weight_version", {"new_version": label})
-        await self._post(server, "/resume")
+        await _post(server, "/reset_prefix_cache")  # it holds keys and values of the old weights
+        await _post(server, "/update_weight_version", {"new_version": label})
+        await _post(server, "/resume")
 
     async def loaded_label(self, server: EngineServer) -> str:
         return str((await server.ask("GET", "/weight_info", timeout_s=CONTROL_TIMEOUT_S))["weight_version"])
 
+    async def weight_reports(self, server: EngineServer) -> list[WeightReport] | None:
+        if server.process is None:
+            return None
+        found = await _call_workers(server, "tqppo_checksums", {})
+        return [WeightReport(each["held"], each["given"], each["parts"]) for each in found]
+
     async def sleep(self, server: EngineServer) -> None:
-        await self._post(server, "/sleep?level=1")
+        await _post(server, "/sleep?level=1")
 
-    async def wake(self, server: EngineServer) -> None:
-        await self._post(server, "/wake_up")
-
-    async def _call_workers(
-        self, server: EngineServer, method: str, arguments: Mapping[str, object], timeout_s: float = CONTROL_TIMEOUT_S
-    ) -> None:
-        """Call a method of each of vLLM's worker processes."""
-        await server.ask("POST", "/collective_rpc", {"method": method, "kwargs": arguments}, timeout_s=timeout_s)
-
-    async def _post(self, server: EngineServer, path: str, body: Mapping[str, object] | None = None) -> None:
-        await server.ask("POST", path, body, timeout_s=CONTROL_TIMEOUT_S)
+    async def wake(self, server: EngineServer, part: EnginePart) -> None:
+        await _post(server, f"/wake_up?tags={'kv_cache' if part == 'cache' else part}")
 
 
 class VLLMRollout(ServerEngine):
@@ -204,3 +208,16 @@ def _scores(tokens: Sequence[int], entries: Sequence[Mapping[str, Any] | None], 
                 scores.top_ids[row, found["rank"] - 1] = int(token)
                 scores.top_logprobs[row, found["rank"] - 1] = found["logprob"]
     return scores
+
+
+async def _call_workers(
+    server: EngineServer, method: str, arguments: Mapping[str, object], timeout_s: float = CONTROL_TIMEOUT_S
+) -> list[Any]:
+    """Call a method of each of vLLM's worker processes; returns their answers."""
+    body = {"method": method, "kwargs": arguments}
+    answer = await server.ask("POST", "/collective_rpc", body, timeout_s=timeout_s)
+    return list(answer["results"]) if answer else []
+
+
+async def _post(server: EngineServer, path: str, body: Mapping[str, object] | None = None) -> None:
+    await server.ask("POST", path, body, timeout_s=CONTROL_TIMEOUT_S)

@@ -9,7 +9,7 @@ from pathlib import Path
 import tqppo
 
 PACKAGE = Path(tqppo.__file__).parent
-GROUND_FLOOR = {"builtin", "columns", "dataflow", "engines", "errors", "plugins", "protocols", "space"}
+GROUND_FLOOR = {"builtin", "columns", "dataflow", "engines", "errors", "placement", "plugins", "protocols", "space"}
 
 
 def module_name(path: Path) -> str:

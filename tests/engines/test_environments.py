@@ -76,6 +76,20 @@ def test_a_named_interpreter_is_used_or_reported(tmp_path: Path) -> None:
         engines.python_of("vllm", str(tmp_path / "python"))
 
 
+def test_a_cpu_build_is_refused_where_the_engine_has_a_gpu(tmp_path: Path) -> None:
+    engines.install("vllm")
+    assert engines.python_of("vllm")
+    with pytest.raises(BackendError, match=r"is to run on a GPU, and .* has a CPU build") as caught:
+        engines.python_of("vllm", on_gpu=True)
+    assert "make gpu" in str(caught.value)
+    for version, is_refused in (("2.13.0+cpu", True), ("2.13.0+cu130", False)):
+        python = tmp_path / version / "python"
+        python.parent.mkdir()
+        python.write_text(f"#!/bin/sh\necho {version}\n")
+        python.chmod(0o755)
+        assert engines.is_cpu_build(str(python)) == is_refused
+
+
 def test_an_engine_without_environment_is_refused() -> None:
     with pytest.raises(BackendError, match="needs no environment"):
         engines.install("embedded")

@@ -18,6 +18,7 @@ from tqppo.rewards.scorer import ScorerSpec
 from tqppo.rollout.assignment import Assignment
 from tqppo.rollout.pool import RolloutPool, is_local
 from tqppo.rollout.worker import RolloutSpec
+from tqppo.seats import NO_CPU
 from tqppo.weights.verify import Probe
 
 TOKENS = [1, 2, 3, 4]
@@ -43,7 +44,7 @@ def pool(queue: Queue, tiny_model: Path) -> Iterator[RolloutPool]:
     engine = EngineSpec(model=str(tiny_model), max_context_tokens=64)
     spec = RolloutSpec("embedded", engine, str(tiny_model), ScorerSpec(function="exact_match"))
     made = RolloutPool(spec, queue, endpoints=[], replicas=2, timeout_s=120)
-    made.start(cpus=0)
+    made.start([NO_CPU] * 2)
     made.ready()
     yield made
     made.close()
@@ -56,6 +57,34 @@ def test_every_prompt_is_sampled_once_over_the_replicas(pool: RolloutPool, queue
     queue.clear(markers)
     rows = queue.list()
     assert sorted(rows.keys) == sorted(f"p0-0-{i}_{session}_0" for i in range(3) for session in range(2))
+    queue.clear(rows)
+
+
+def test_engines_sleep_and_wake_as_far_as_the_next_call_needs(
+    pool: RolloutPool, queue: Queue, tiny_model: Path
+) -> None:
+    assert pool.held_bytes() > 0
+    pool.party.rest()
+    assert pool.held_bytes() == 0
+    pool.load_weights(WeightSource(str(tiny_model), 1))
+    assert pool.party.awake == {"weights"}
+    pool.generate(prompts(1), task())
+    assert pool.party.awake == {"weights", "cache"}
+    queue.clear(queue.list(where={"is_prompt": True}))
+    queue.clear(queue.list())
+
+
+def test_without_determinism_groups_go_to_the_replica_with_the_fewest(pool: RolloutPool, queue: Queue) -> None:
+    pool.has_fixed_split = False
+    try:
+        pool.generate(prompts(300), task())
+    finally:
+        pool.has_fixed_split = True
+    markers = queue.list(where={"is_prompt": True})
+    assert len(markers) == 300
+    queue.clear(markers)
+    rows = queue.list()
+    assert len(rows) == 600
     queue.clear(rows)
 
 
@@ -84,7 +113,7 @@ def test_a_dead_replica_is_an_engine_error(queue: Queue, tiny_model: Path) -> No
     engine = EngineSpec(model=str(tiny_model), max_context_tokens=64)
     spec = RolloutSpec("embedded", engine, str(tiny_model), ScorerSpec(function="exact_match"))
     pool = RolloutPool(spec, queue, endpoints=[], replicas=1, timeout_s=60)
-    pool.start(cpus=0)
+    pool.start([NO_CPU])
     pool.ready()
     ray.kill(pool.workers[0])
     with pytest.raises(EngineError, match="the rollout: the process died"):

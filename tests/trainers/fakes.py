@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,19 +13,22 @@ from tqppo import dataflow
 from tqppo.columns import Kind, column
 from tqppo.config import facts
 from tqppo.config.compile import compile_config
+from tqppo.config.placement import placement_of
 from tqppo.config.sections import Config
 from tqppo.data.prompts import Prompt
 from tqppo.dataflow import Features, Stage
+from tqppo.device_memory import MemoryLedger
 from tqppo.protocols import Metrics, WeightSource
 from tqppo.queue.client import Queue
 from tqppo.queue.meta import BatchMeta, Jagged
 from tqppo.rollout.teachers.figures import RolloutReport, TeacherFigures
 from tqppo.rollout.writer import group_marker
 from tqppo.run import configure
-from tqppo.run.build import start_groups
 from tqppo.run.compose import Processes, make_stages, make_trainer
 from tqppo.run.configure import RunPaths
+from tqppo.run.processes import start_groups
 from tqppo.trainers.stages import Clock, Stages, Trainer
+from tqppo.turns import DeviceTurns, EngineParty, Turn
 from tqppo.workers.process.bridge import stage_of
 from tqppo.workers.specs import RoleSpec
 
@@ -39,6 +42,7 @@ class Log:
     calls: list[str] = field(default_factory=list)
     reads: dict[str, tuple[str, ...]] = field(default_factory=dict)
     writes: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    turns: list[str] = field(default_factory=list)  # calls, and who leaves and returns between them
 
 
 @dataclass
@@ -51,8 +55,24 @@ class FakeGroup:
     log: Log
     metrics: Metrics = field(default_factory=dict)  # what an update returns besides its number of mini-batches
     before_update: Callable[[BatchMeta], object] = len
+    turn: Turn = field(default_factory=Turn)
+    size: int = 0  # bytes on each device while it is there
+    is_away: bool = False
+
+    def rest(self) -> None:
+        self.log.turns.append(f"{self.role} rests")
+        self.is_away = True
+
+    def resume(self) -> None:
+        self.log.turns.append(f"{self.role} resumes")
+        self.is_away = False
+
+    def held_bytes(self) -> int:
+        return 0 if self.is_away else self.size
 
     def call(self, method: Callable[..., Any], /, *arguments: Any, **named: Any) -> Any:
+        self.turn.take()
+        self.log.turns.append(f"{self.role}.{method.__name__}")
         self.log.calls.append(f"{self.role}.{method.__name__}")
         return WeightSource("nowhere", arguments[0]) if method.__name__ == "publish" else None
 
@@ -71,6 +91,8 @@ class FakeGroup:
 
     def _read(self, method: Callable[..., Any], batch: BatchMeta) -> Stage:
         stage = stage_of(method)
+        self.turn.take()
+        self.log.turns.append(stage.name)
         self.log.calls.append(stage.name)
         self.log.reads[stage.name] = stage.reads(self.features)
         self.queue.get(batch, stage.reads(self.features))
@@ -95,9 +117,27 @@ class FakeEngines:
     features: Features
     group_size: int
     log: Log
+    turn: Turn = field(default_factory=Turn)
+    sizes: tuple[int, int] = (0, 0)  # bytes on each device of weights and cache
+
+    def __post_init__(self) -> None:
+        self.party = EngineParty(self, self.turn)
+
+    def sleep(self) -> None:
+        self.log.turns.append("engines sleep")
+
+    def wake(self, *, cache: bool) -> None:
+        self.log.turns.append("engines wake" if cache else "engines wake with weights")
+
+    def held_bytes(self) -> int:
+        return sum(
+            size for name, size in zip(("weights", "cache"), self.sizes, strict=True) if name in self.party.awake
+        )
 
     def generate(self, prompts: Sequence[tuple[int, Prompt]], task: Any) -> RolloutReport:
         stage = dataflow.GENERATE
+        self.party.be_awake()
+        self.log.turns.append(stage.name)
         self.log.calls.append(stage.name)
         self.log.reads[stage.name] = stage.reads(self.features)
         self.log.writes[stage.name] = stage.writes(self.features)
@@ -120,7 +160,9 @@ class FakeEngines:
         return {**identity, **lengths, "reward": float(session), "turns": 1}
 
     def load_weights(self, source: WeightSource, probe: Any = None) -> None:
+        self.party.be_awake(cache=False)
         self.log.calls.append(f"load version {source.version}")
+        self.log.turns.append(f"load version {source.version}")
 
 
 @dataclass
@@ -157,6 +199,16 @@ class FakeRun:
     trainer: Trainer
     roles: dict[str, int]
     actor: FakeGroup
+    turns: DeviceTurns
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of one device, and what is on it: of each role's rank, and of an engine's weights and cache."""
+
+    device: int = 0
+    roles: Mapping[str, int] = field(default_factory=dict)
+    engine: tuple[int, int] = (0, 0)
 
 
 def draw_prompts() -> Callable[[int], list[Prompt]]:
@@ -175,6 +227,7 @@ def fake_run(
     preset: str | None,
     *overrides: str,
     engines: type[FakeEngines] = FakeEngines,
+    memory: Memory | None = None,
     **options: Any,
 ) -> FakeRun:
     compilation = compile_config(preset, [], list(overrides), {})
@@ -186,15 +239,23 @@ def fake_run(
     )
     roles: dict[str, int] = {}
 
+    placement, held = placement_of(config), memory or Memory()
+    turns = DeviceTurns(placement, MemoryLedger(placement, held.device) if memory else None)
+
     def start(role: str, worker_class: type, spec: RoleSpec, ranks: int) -> Any:
         roles[role] = ranks
-        return FakeGroup(role, queue, spec.features, log)
+        group = FakeGroup(role, queue, spec.features, log, turn=Turn(role, turns), size=held.roles.get(role, 0))
+        turns.join(role, group)
+        return group
 
     groups = start_groups(config, paths, start)
+    turns.make_room("rollout")
     for setup in configure.teacher_setups(config, paths, vocabulary=256):
         roles[f"teacher {setup.spec.name}"] = len(setup.specs())
-    made = engines(queue, features, config.rollout.group_size, log)
+    made = engines(queue, features, config.rollout.group_size, log, Turn("rollout", turns), held.engine)
+    turns.join("rollout", made.party)
+    turns.count("rollout")
     estimator = FakeEstimator(queue, configure.estimator_spec(config, paths).features, log)
     processes = Processes(queue, groups, made, estimator)
     stages = make_stages(config, processes, draw_prompts(), clock, vocabulary=256, **options)
-    return FakeRun(config, queue, log, clock, stages, make_trainer(config, stages), roles, groups.actor)
+    return FakeRun(config, queue, log, clock, stages, make_trainer(config, stages), roles, groups.actor, turns)

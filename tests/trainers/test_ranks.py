@@ -17,10 +17,11 @@ from tqppo.dataflow import Features
 from tqppo.protocols import Metrics
 from tqppo.queue.client import Queue
 from tqppo.queue.meta import BatchMeta
+from tqppo.seats import Seat
 from tqppo.workers.actor import Actor
 from tqppo.workers.critic import Critic
 from tqppo.workers.process.bridge import run_columns, run_update
-from tqppo.workers.process.group import ProcessResources, WorkerGroup, split
+from tqppo.workers.process.group import WorkerGroup, split
 from tqppo.workers.specs import ModelSpec, OptimizerSpec, PolicyLossSpec, RoleSpec, ValueLossSpec
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("local_ray")]
@@ -92,8 +93,8 @@ def test_ranks_padding_and_token_budgets_change_neither_metrics_nor_gradients(
     with ExitStack() as stack:
         groups: dict[str, Any] = {}
         for role, kind in ROLES.items():
-            small, resources = replace(spec, micro_batch_tokens=24), ProcessResources(cpus=0.1)
-            groups[role] = WorkerGroup(role, kind, ranks=ranks, spec=small, queue=queue, resources=resources)
+            small, seats = replace(spec, micro_batch_tokens=24), [Seat(cpus=0.1)] * ranks
+            groups[role] = WorkerGroup(role, kind, ranks=ranks, spec=small, queue=queue, seats=seats)
             stack.callback(groups[role].close)
             groups[role].start()
         for group in groups.values():

@@ -2,10 +2,15 @@ from __future__ import annotations
 
 import fnmatch
 import glob
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
+
+from tqppo.errors import PreflightError
 from tqppo.reaper import claim
 from tqppo.weights import location
 
@@ -28,9 +33,9 @@ def test_a_new_folder_has_its_own_name_and_does_not_exist() -> None:
 
 def test_the_pattern_finds_folders_of_this_process() -> None:
     made = claim(location.new_folder())
-    assert str(made.folder) in glob.glob(location.pattern())
+    assert str(made.folder) in glob.glob(location.patterns()[0])
     made.release()
-    assert glob.glob(location.pattern()) == []
+    assert glob.glob(location.patterns()[0]) == []
 
 
 def test_folders_of_dead_processes_are_removed_and_those_of_live_ones_stay() -> None:
@@ -44,11 +49,20 @@ def test_folders_of_dead_processes_are_removed_and_those_of_live_ones_stay() -> 
     own.release()
 
 
+def test_weights_go_where_there_is_room_or_the_figures_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = {location.parents()[0]: 100, location.parents()[1]: 10_000}
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=free[place]))
+    assert location.parent(50) == location.parents()[0]
+    assert location.new_folder(51).parent == location.parents()[1]  # two versions of it
+    with pytest.raises(PreflightError, match=r"2 versions of 0\.5 MiB.*(.|\n)*--shm-size"):
+        location.parent(2**19)
+
+
 SAME_PID = """
 import os
 os.getpid = lambda: 7
 from tqppo.weights import location
-print(location.new_folder(), location.pattern())
+print(location.new_folder(), location.patterns()[0])
 """
 
 

@@ -218,6 +218,8 @@ def test_sleep_and_wake_leave_the_engine_as_it_was(subject: Subject, tolerance: 
     asked = request(prompts(1)[0], seed=2, max_new_tokens=6)
     before = subject.generate(asked)[0]
     subject.run(subject.engine.sleep())
+    assert subject.engine.held_bytes() == 0, "an engine that sleeps holds no memory of the device"
+    subject.run(subject.engine.wake(cache=False))  # as before new weights
     subject.run(subject.engine.wake())
     after = assert_exact(subject, [request(asked.tokens, seed=2, max_new_tokens=6)], tolerance)[0]
     assert after.tokens == before.tokens

@@ -174,21 +174,25 @@ def _teachers(context: Context, tokenizer: PreTrainedTokenizerBase, tell: Callab
 
 def _engines(context: Context) -> Iterator[Diagnostic]:
     config = context.config
-    wanted = [("rollout", config.rollout.backend, config.rollout.python, config.rollout.endpoints)]
-    if has_teachers(config):
-        wanted += [(f"teachers.{name}", t.backend, t.python, t.endpoints) for name, t in config.teachers.items()]
-    for section, backend, python, endpoints in wanted:
+    rollout, on_gpu = config.rollout, config.cluster.gpus_per_node > 0
+    wanted = [("rollout", rollout.backend, rollout.python, rollout.endpoints, on_gpu)]
+    for name, t in config.teachers.items() if has_teachers(config) else ():
+        on_gpu = config.distillation.gpus_per_node > 0
+        wanted.append((f"teachers.{name}", t.backend, t.python, t.endpoints, on_gpu))
+    for section, backend, python, endpoints, needs_gpu in wanted:
         able = capabilities_of(backend)
         if endpoints:
             yield from _servers(context, section, endpoints)
         elif able is not None and able.needs_environment:
-            yield from _attempt(context, "E606", f"{section}.backend", partial(_interpreter, backend, python))
+            yield from _attempt(
+                context, "E606", f"{section}.backend", partial(_interpreter, backend, python, needs_gpu)
+            )
 
 
-def _interpreter(backend: str, python: str) -> Iterator[Diagnostic]:
+def _interpreter(backend: str, python: str, needs_gpu: bool) -> Iterator[Diagnostic]:
     from tqppo.engines.environments import python_of
 
-    python_of(backend, python)
+    python_of(backend, python, on_gpu=needs_gpu)
     yield from ()
 
 

@@ -92,8 +92,30 @@ def is_installed(name: str) -> bool:
     return (folder_of(name) / MARKER).is_file()
 
 
-def python_of(name: str, python: str = "") -> str:
-    """The interpreter to start the engine with: the user's, or that of the environment that `install` built."""
+def python_of(name: str, python: str = "", *, on_gpu: bool = False) -> str:
+    """The interpreter to start the engine with: the user's, or that of the environment that `install` built.
+
+    `on_gpu`: refuse one that has a CPU build, which would not start there, or run many times slower.
+    """
+    found = _find_python(name, python)
+    if on_gpu and is_cpu_build(found):
+        raise BackendError(
+            f"{name} is to run on a GPU, and {found} has a CPU build of it. With a GPU: `{environment(name).gpu}`, "
+            f'then set rollout.python = "ENV/bin/python". Without: set cluster.gpus_per_node = 0'
+        )
+    return found
+
+
+def is_cpu_build(python: str) -> bool:
+    """Whether an interpreter's packages compute on CPUs only: by the marker of `install`, or by its build of torch."""
+    if (Path(python).parent.parent / MARKER).is_file():
+        return True  # `install` builds for CPUs
+    code = "import importlib.metadata as m; print(m.version('torch'))"
+    asked = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
+    return "+cpu" in asked.stdout
+
+
+def _find_python(name: str, python: str) -> str:
     if python:
         found = shutil.which(os.path.expanduser(python))
         if found is None:

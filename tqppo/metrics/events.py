@@ -69,7 +69,24 @@ class NothingToTrain:
         )
 
 
-Event = GroupLeftOut | ShortBatch | NothingToTrain
+@dataclass(frozen=True, slots=True)
+class IdleGpus:
+    """GPUs that the run does not use: `idle` of those that it reserves, and `unused` others of the cluster."""
+
+    name: ClassVar[str] = "idle_gpus"
+
+    step: int
+    idle: int
+    unused: int
+
+    @property
+    def notice(self) -> str:
+        idle = f"{self.idle} of the reserved GPUs have nothing to do (tqppo validate-config shows which)"
+        unused = f"{self.unused} GPUs of the cluster are not used (cluster.nodes × cluster.gpus_per_node)"
+        return "; ".join([*([idle] if self.idle else []), *([unused] if self.unused else [])])
+
+
+Event = GroupLeftOut | ShortBatch | NothingToTrain | IdleGpus
 ReportEvent = Callable[[Event], None]
 
 

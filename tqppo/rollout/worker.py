@@ -185,14 +185,26 @@ class RolloutWorker:
         answer = text if reward.prediction is None else reward.prediction
         return Outcome(index, trajectories, reward.score, answer, dict(reward.metrics), reward.drop_group)
 
-    async def load_weights(self, source: WeightSource, probe: Probe | None) -> None:
-        """Load new weights into the engine; with a probe, check that the engine then agrees with the trainer."""
+    async def sleep(self) -> None:
+        """Leave the devices to the trainer."""
+        await self.engine.sleep()
+
+    async def wake(self, *, cache: bool) -> None:
+        await self.engine.wake(cache=cache)
+
+    async def held_bytes(self) -> int | None:
+        return self.engine.held_bytes()
+
+    async def load_weights(self, source: WeightSource) -> None:
+        """Load new weights into the engine."""
         broadcasts = self.engine.capabilities.broadcast and self.spec.weight_sync != "file"
         if source.sender is not None and not broadcasts:
             source = await self.copies.fetch(source, source.sender)
         await self.engine.load_weights(source)
-        if probe is not None:
-            await verify_logprobs(self.engine, probe)
+
+    async def verify(self, probe: Probe) -> float:
+        """Check that the engine computes what the trainer computes; returns the largest difference."""
+        return await verify_logprobs(self.engine, probe)
 
     async def close(self) -> None:
         try:

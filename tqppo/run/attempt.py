@@ -14,6 +14,7 @@ from tqppo.config.sections import Config
 from tqppo.config.show.export import flat
 from tqppo.display.display import Display, Ending
 from tqppo.errors import LockLost, OutOfSpace
+from tqppo.fake_gpus import fake_gpus
 from tqppo.metrics import files as metrics_files
 from tqppo.metrics import trackers
 from tqppo.metrics.events import Event
@@ -103,14 +104,15 @@ class Attempt:
         self.display.note(f"{name}: {what}; once more aborts at once")
 
     def _train(self, stop: StopRequest, logs: Path) -> int:
-        config = self.config
+        config, fake = self.config, fake_gpus()
         with ExitStack() as stack:
             stack.enter_context(self.display)
             with self.display.stage("starting Ray"):
                 stack.enter_context(
                     ray_cluster(
                         config.cluster.address,
-                        num_cpus=os.cpu_count() or 1,
+                        num_cpus=max(os.cpu_count() or 1, fake.count if fake else 0),  # a fake GPU has a core
+                        num_gpus=fake.count if fake else None,
                         object_store_bytes=self._object_store_bytes(),
                         logs=logs,
                     )

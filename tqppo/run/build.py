@@ -1,6 +1,6 @@
 """Builds a run's processes and stages from its config, and takes them down again in reverse order.
 
-Everything that takes long starts together and is waited for at the end. Imported only to train.
+Imported only to train.
 """
 
 from __future__ import annotations
@@ -8,10 +8,9 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import ray
 from transformers import AutoTokenizer
@@ -24,30 +23,17 @@ from tqppo.data.prompts import load as load_prompts
 from tqppo.errors import PreflightError
 from tqppo.metrics.events import ReportEvent, unreported
 from tqppo.queue.client import Queue
-from tqppo.rollout.pool import RolloutPool
-from tqppo.rollout.teachers.pool import TeacherPool
 from tqppo.run import configure
-from tqppo.run.compose import Processes, StageGroups, make_stages, make_trainer, validation_task
+from tqppo.run.compose import Processes, make_stages, make_trainer, validation_task
 from tqppo.run.configure import RunPaths
 from tqppo.run.folder import RunFolder
 from tqppo.run.live import LiveRun, Validator
-from tqppo.run.placement import check_resources, demands, process_shares
+from tqppo.run.processes import LOADING, START_TIMEOUT_S, ProcessStarter, make_turns, seat_processes, start_groups
+from tqppo.run.room import check_room, model_bytes
 from tqppo.run.teachers import Announce, prepare_teachers
 from tqppo.tiny.prepare import make_tiny_model
 from tqppo.trainers.stages import Clock
 from tqppo.weights import location
-from tqppo.workers.actor import Actor
-from tqppo.workers.compute.worker import Worker
-from tqppo.workers.critic import Critic
-from tqppo.workers.estimator import RemoteEstimator
-from tqppo.workers.process.group import Group, ProcessResources, WorkerGroup
-from tqppo.workers.reference import Reference
-from tqppo.workers.reward_model import RewardModel
-from tqppo.workers.specs import RoleSpec
-from tqppo.workers.student import Student
-
-START_TIMEOUT_S = 600.0
-W = TypeVar("W", bound=Worker)
 
 
 def build(
@@ -60,24 +46,22 @@ def build(
     report: ReportEvent = unreported,
 ) -> LiveRun:
     """Start everything and wait until it is ready; closing `stack` takes it down."""
-    check_resources(demands(config), ray.cluster_resources())  # type: ignore[no-untyped-call]
+    seating = seat_processes(config, stack, report)
     paths = prepare_paths(config, folder, logs, stack, announce)
     tokenizer = load_tokenizer(config, paths)
     queue = make_queue(config, stack)
-    share = process_shares(config)
-    starter = GroupStarter(queue, ProcessResources(share.cpus, share.gpus), stack)
-    groups = start_groups(config, paths, starter, special_ids=special_tokens(config, tokenizer))
-    pool = start_pool(config, paths, queue, tokenizer, stack)
-    teachers = start_teachers(config, paths, queue, len(tokenizer), stack)
-    estimator = RemoteEstimator(configure.estimator_spec(config, paths), queue, timeout_s=config.storage.timeout_s + 60)
+    start = ProcessStarter(config, paths, queue, seating, make_turns(config), stack)
+    groups = start_groups(config, paths, start.group, special_ids=special_tokens(config, tokenizer))
+    estimator, teachers = start.estimator(), start.teachers(len(tokenizer))
+    pool = start.pool(eos_tokens(tokenizer), announce)
     sampler = make_sampler(config, tokenizer, announce)
     clock = Clock()
     validator = Validator(pool, queue, clock, validation_prompts(config, tokenizer), validation_task(config))
-    with announce("loading the model into its workers"):
-        starter.ready()
+    with announce(LOADING):
+        start.groups_ready()
         estimator.ready(START_TIMEOUT_S)
     with announce(f"starting the {config.rollout.backend} engine"):
-        pool.ready()
+        start.pool_ready(pool)
     if teachers is not None:
         with announce(f"starting the teacher{'s' if len(config.teachers) > 1 else ''}"):
             teachers.ready()
@@ -103,11 +87,12 @@ def prepare_paths(config: Config, folder: RunFolder, logs: Path, stack: ExitStac
     """Find or make the models of the run; returns where everything is."""
     with announce("making the model" if config.model.path == "tiny" else "finding the model"):
         model = prepare_model(config, folder.model)
+        check_room(config, model, folder.path)
     return RunPaths(
         model=model,
         tokenizer=config.model.tokenizer or model,
         logs=logs,
-        publish=publish_folder(stack),
+        publish=publish_folder(stack, model_bytes(config, model)),
         teachers=prepare_teachers(config, model, folder.scores, announce),
         scores=folder.scores,
     )
@@ -143,9 +128,6 @@ def eos_tokens(tokenizer: Any) -> tuple[int, ...]:
     return () if tokenizer.eos_token_id is None else (int(tokenizer.eos_token_id),)
 
 
-# -- processes ---------------------------------------------------------------------------------------------------------
-
-
 def make_queue(config: Config, stack: ExitStack) -> Queue:
     storage = config.storage
     queue = Queue.create(
@@ -155,82 +137,10 @@ def make_queue(config: Config, stack: ExitStack) -> Queue:
     return queue
 
 
-class StartGroup(Protocol):
-    """Starts the worker group of a role with so many ranks."""
-
-    def __call__(self, role: str, worker_class: type[W], spec: RoleSpec, ranks: int) -> Group[W]: ...
-
-
-@dataclass(frozen=True)
-class GroupStarter:
-    """Starts worker groups as Ray actors without waiting for them; `ready` waits for all, `stack` closes them."""
-
-    queue: Queue
-    resources: ProcessResources
-    stack: ExitStack
-    waits: list[Callable[[], None]] = field(default_factory=list)
-
-    def __call__(self, role: str, worker_class: type[W], spec: RoleSpec, ranks: int) -> Group[W]:
-        group = WorkerGroup(role, worker_class, ranks=ranks, spec=spec, queue=self.queue, resources=self.resources)
-        self.stack.callback(group.close)
-        group.start()
-        self.waits.append(group.ready)
-        return group
-
-    def ready(self) -> None:
-        for wait in self.waits:
-            wait()
-
-
-def start_groups(
-    config: Config, paths: RunPaths, start: StartGroup, *, special_ids: tuple[int, ...] = ()
-) -> StageGroups:
-    """Start a group for each role that the run has."""
-    ranks = facts.worker_roles(config)
-    actor_class: type[Actor] = Student if facts.has_teachers(config) else Actor
-
-    def optional(role: str, worker_class: type[W], make_spec: Callable[[], RoleSpec]) -> Group[W] | None:
-        return start(role, worker_class, make_spec(), ranks[role]) if role in ranks else None
-
-    return StageGroups(
-        actor=start("actor", actor_class, configure.actor_spec(config, paths, special_ids), ranks["actor"]),
-        critic=optional("critic", Critic, partial(configure.critic_spec, config, paths)),
-        reference=optional("reference", Reference, partial(configure.reference_spec, config, paths)),
-        reward_model=optional("reward_model", RewardModel, partial(configure.reward_model_spec, config)),
-    )
-
-
-def start_pool(config: Config, paths: RunPaths, queue: Queue, tokenizer: Any, stack: ExitStack) -> RolloutPool:
-    pool = RolloutPool(
-        configure.rollout_spec(config, paths, eos_tokens(tokenizer)),
-        queue,
-        endpoints=config.rollout.endpoints,
-        replicas=config.rollout.replicas,
-        timeout_s=config.rollout.timeout_s,
-    )
-    stack.callback(pool.close)
-    share = process_shares(config)
-    pool.start(cpus=share.cpus, gpus=share.engine_gpus)
-    return pool
-
-
-def start_teachers(
-    config: Config, paths: RunPaths, queue: Queue, vocabulary: int, stack: ExitStack
-) -> TeacherPool | None:
-    """The teachers of the config, starting; None in modes without."""
-    setups = configure.teacher_setups(config, paths, vocabulary=vocabulary)
-    if not setups:
-        return None
-    teachers = TeacherPool(setups, queue, configure.teacher_routing(config))
-    stack.callback(teachers.close)
-    teachers.start()
-    return teachers
-
-
-def publish_folder(stack: ExitStack) -> str:
-    """Where the actor publishes weights; the folders of dead runs are removed first."""
+def publish_folder(stack: ExitStack, num_bytes: int = 0) -> str:
+    """Where the actor publishes weights of this size; the folders of dead runs are removed first."""
     location.remove_abandoned()
-    folder = location.new_folder()
+    folder = location.new_folder(num_bytes)
     stack.callback(shutil.rmtree, folder, ignore_errors=True)
     return str(folder)
 

@@ -30,8 +30,10 @@ OBJECT_STORE_BYTES = 256 * 1024 * 1024  # enough for metadata; tensors live in t
 
 
 @contextmanager
-def ray_cluster(address: str, *, num_cpus: float, object_store_bytes: int, logs: Path) -> Iterator[None]:
-    """Connect to `address`, or start a private Ray whose logs end up in `logs`."""
+def ray_cluster(
+    address: str, *, num_cpus: float, object_store_bytes: int, logs: Path, num_gpus: int | None = None
+) -> Iterator[None]:
+    """Connect to `address`, or start a private Ray whose logs end up in `logs`. Ray looks for GPUs unless told."""
     _quiet()
     import ray
 
@@ -50,12 +52,13 @@ def ray_cluster(address: str, *, num_cpus: float, object_store_bytes: int, logs:
     reap(parent, PRIVATE_PREFIX)
     owned = claim(parent / f"{PRIVATE_PREFIX}{os.getpid()}-{secrets.token_hex(3)}")
     folder = owned.folder
-    watcher = Watcher([str(folder), location.pattern()])
+    watcher = Watcher([str(folder), *location.patterns()])
     try:
         start_patiently(
             lambda: ray.init(
                 address="local",
                 num_cpus=max(1, round(num_cpus)),
+                num_gpus=num_gpus,
                 include_dashboard=False,
                 log_to_driver=False,
                 logging_level=logging.ERROR,

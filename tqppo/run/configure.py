@@ -21,7 +21,6 @@ from tqppo.rewards.scorer import ScorerSpec
 from tqppo.rollout.teachers.pool import Routing, TeacherSetup
 from tqppo.rollout.teachers.worker import TeacherSpec
 from tqppo.rollout.worker import RolloutSpec
-from tqppo.run.placement import process_shares
 from tqppo.tiny.prepare import TinyModelSpec
 from tqppo.tiny.teachers import TeacherRecipe
 from tqppo.workers.estimator import EstimatorSpec
@@ -203,6 +202,7 @@ def actor_spec(config: Config, paths: RunPaths, special_ids: tuple[int, ...] = (
         optimizer=_optimizer(actor, actor.lr, config.run.max_steps),
         policy_loss=loss,
         distill=distill_spec(config, paths, special_ids) if facts.has_teachers(config) else None,
+        with_checksums=config.rollout.verify_weights,
         publish_dir=paths.publish,
     )
 
@@ -234,7 +234,6 @@ def _teacher_setup(config: Config, paths: RunPaths, name: str, vocabulary: int) 
     """One teacher: its replicas get the values of its own section, and nothing else."""
     teacher, distillation, features = config.teachers[name], config.distillation, facts.features(config)
     able = capabilities_of(teacher.backend)
-    share = process_shares(config).of_teacher(teacher.tensor_parallel, attaches=bool(teacher.endpoints))
     return TeacherSetup(
         spec=TeacherSpec(
             name=name,
@@ -255,8 +254,6 @@ def _teacher_setup(config: Config, paths: RunPaths, name: str, vocabulary: int) 
         timeout_s=distillation.timeout_s,
         retries=distillation.retries,
         tolerance=TEACHER_TOLERANCE if facts.compute_dtype(config) == "float32" and not teacher.endpoints else 0.05,
-        cpus=share.cpus,
-        gpus=share.gpus,
     )
 
 

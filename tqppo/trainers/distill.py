@@ -54,6 +54,6 @@ class DistillTrainer:
         batch = self.reference.logprobs(batch)  # + ref_logprobs, with task_reward and a KL
         batch, estimated = self.advantages.estimate(batch, step)  # + advantages, with task_reward
         metrics |= padded | estimated | self.actor.update(batch, step)
-        self.rollout.load_weights(self.actor.publish(step))
+        metrics |= self.rollout.load_weights(self.actor.publish(step))
         self.queue.clear(batch)
         return metrics

@@ -51,6 +51,6 @@ class GrpoTrainer:
         batch = self.reference.logprobs(batch)  # + ref_logprobs, with a KL
         batch, estimated = self.advantages.estimate(batch, step)  # + advantages
         metrics |= padded | estimated | self.actor.update(batch, step)
-        self.rollout.load_weights(self.actor.publish(step))
+        metrics |= self.rollout.load_weights(self.actor.publish(step))
         self.queue.clear(batch)
         return metrics

@@ -60,6 +60,6 @@ class PpoTrainer:
         metrics |= padded | estimated | self.critic.update(batch, step)
         if step > self.critic_only_steps:
             metrics |= self.actor.update(batch, step)
-            self.rollout.load_weights(self.actor.publish(step))
+            metrics |= self.rollout.load_weights(self.actor.publish(step))
         self.queue.clear(batch)
         return metrics

@@ -68,7 +68,7 @@ class Engines(Protocol):
     """The replicas of the rollout engine."""
 
     def generate(self, prompts: Sequence[tuple[int, Prompt]], task: Assignment) -> RolloutReport: ...
-    def load_weights(self, source: WeightSource, probe: Probe | None = None) -> None: ...
+    def load_weights(self, source: WeightSource, probe: Probe | None = None) -> float | None: ...
 
 
 @dataclass(frozen=True)
@@ -94,9 +94,11 @@ class RolloutStage:
         figures = RolloutReport.join(reports, one_after_the_other=True).metrics()
         return batch, metrics | tag_metrics(batch.tags) | figures
 
-    def load_weights(self, source: WeightSource) -> None:
+    def load_weights(self, source: WeightSource) -> Metrics:
+        """Give the engines new weights; returns how far their log-probabilities are from the trainer's, if asked."""
         with self.clock.time("update_weights"):
-            self.engines.load_weights(source, self.probe())
+            difference = self.engines.load_weights(source, self.probe())
+        return {} if difference is None else {"rollout/sync_logprob_diff_max": difference}
 
 
 @dataclass(frozen=True)

@@ -25,14 +25,15 @@ class Copies:
 
     async def fetch(self, source: WeightSource, sender: WeightSender) -> WeightSource:
         """Copy the source's folder here and return a source that any process of this node can read."""
+        files = await sender.files(source.folder)
         if self._claim is None:
             location.remove_abandoned()
-            self._claim = claim(location.new_folder())
+            self._claim = claim(location.new_folder(sum(files.values())))
         draft = self._claim.folder / "draft"
         if len(self._folders) >= 2:
             os.rename(self._folders.pop(0), draft)  # reuses its pages
         draft.mkdir(exist_ok=True)
-        for name, size in (await sender.files(source.folder)).items():
+        for name, size in files.items():
             await self._copy(source, sender, draft / name, size)
         folder = self._claim.folder / f"v{source.version}"
         if folder in self._folders:  # the same version again, after a resume within one process

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from tqppo.errors import OutOfSpace
 from tqppo.space import allocate, explained, sync, write_whole
+from tqppo.weights.checksum import checksum
 
 MODEL_FILE = "model.safetensors"
 DTYPES = {  # by their names in a file's header
@@ -69,8 +70,10 @@ def deferring() -> Iterator[list[OutOfSpace]]:
         _deferred.reset(token)
 
 
-def write(path: Path | None, entries: Sequence[Entry]) -> None:
+def write(path: Path | None, entries: Sequence[Entry], *, with_checksums: bool = False) -> dict[str, str]:
     """Write all entries. Without a path, as on all ranks but one, fetch them in the same order and write nothing.
+
+    Returns the checksums of what it wrote if they are asked for; they are computed where the tensors are.
 
     `OutOfSpace` is raised after everything is fetched, because the other ranks take part in every fetch.
     """
@@ -83,7 +86,7 @@ def write(path: Path | None, entries: Sequence[Entry]) -> None:
             mapped = _map_to_write(path, size)
         except OutOfSpace as error:
             failures.append(error)
-    _fill(mapped, header, entries)
+    checksums = _fill(mapped, header, entries, with_checksums and mapped is not None)
     if path is not None and mapped is not None:
         try:
             with explained(path.parent, size):
@@ -91,6 +94,7 @@ def write(path: Path | None, entries: Sequence[Entry]) -> None:
         except OutOfSpace as error:
             failures.append(error)
     _report(failures)
+    return checksums
 
 
 def write_beside(path: Path, data: bytes) -> None:
@@ -109,16 +113,21 @@ def _report(failures: list[OutOfSpace]) -> None:
         deferred += failures
 
 
-def _fill(mapped: Tensor | None, header: bytes, entries: Sequence[Entry]) -> None:
+def _fill(mapped: Tensor | None, header: bytes, entries: Sequence[Entry], with_checksums: bool) -> dict[str, str]:
+    checksums: dict[str, str] = {}
     if mapped is not None:
         mapped[: len(header)] = torch.frombuffer(bytearray(header), dtype=torch.uint8)
     begin = len(header)
     for entry in entries:
         tensor = entry.fetch()
+        if with_checksums:
+            tensor = tensor.to(entry.dtype)
+            checksums[entry.name] = checksum(tensor)
         if mapped is not None and entry.num_bytes:
             place = mapped[begin : begin + entry.num_bytes].view(entry.dtype).view(entry.shape)
             place.copy_(tensor)
         begin += entry.num_bytes
+    return checksums
 
 
 def _header(entries: Sequence[Entry]) -> bytes:

@@ -70,9 +70,10 @@ class Publisher:
     allocates nothing after the first two versions.
     """
 
-    def __init__(self, root: str, model_path: str) -> None:
+    def __init__(self, root: str, model_path: str, *, with_checksums: bool = False) -> None:
         self._root = Path(root) if root else location.new_folder()
         self._model_path = model_path
+        self._with_checksums = with_checksums
         self._claim: Claim | None = None
         self._folders: list[Path] = []
 
@@ -82,14 +83,15 @@ class Publisher:
             tensorfile.write(None, entries(causal_lm, dtype))
             return WeightSource("", version)
         draft = self._draft(causal_lm, dtype)
-        tensorfile.write(draft / MODEL_FILE, entries(causal_lm, dtype))
+        found = entries(causal_lm, dtype)
+        checksums = tensorfile.write(draft / MODEL_FILE, found, with_checksums=self._with_checksums)
         folder = draft.with_name(f"v{version}")
         if folder in self._folders:  # the same version again, after a resume within one process
             self._folders.remove(folder)
             shutil.rmtree(folder)
         os.rename(draft, folder)
         self._folders.append(folder)
-        return WeightSource(str(folder), version)
+        return WeightSource(str(folder), version, checksums=checksums)
 
     def _draft(self, causal_lm: PreTrainedModel, dtype: torch.dtype) -> Path:
         if self._claim is None:

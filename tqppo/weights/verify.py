@@ -1,4 +1,8 @@
-"""Checks after a weight sync that the engine computes what the trainer computes. The rollout worker calls it."""
+"""Compares after a weight sync what engine and trainer compute. The rollout worker calls it.
+
+That the engine has the very weights is shown by checksums (`identity`); kernels and types still round differently,
+so that the difference is a metric, and an error only if no rounding explains it.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +26,9 @@ class Probe:
 
 
 async def verify_logprobs(engine: RolloutEngine, probe: Probe) -> float:
-    """Raise EngineError unless the engine's log-probabilities are within the tolerance; return the largest difference.
+    """Return the largest difference of log-probabilities; raise EngineError if it is beyond the tolerance.
 
-    A server that answers "loaded" may still run with old weights, an old output layer or old caches.
+    A server that has the right weights may still run with an old output layer or old caches.
     """
     num_tokens = len(probe.tokens)
     if len(probe.logprobs) not in (num_tokens, num_tokens - 1):
@@ -37,7 +41,8 @@ async def verify_logprobs(engine: RolloutEngine, probe: Probe) -> float:
     if not worst <= probe.tolerance or math.isnan(worst):
         raise EngineError(
             f"after the weight sync the engine's log-probabilities are up to {worst:.3g} away from the trainer's "
-            f"(at token {int(deltas.argmax()) + 1} of {num_tokens}; tolerance {probe.tolerance:g}): it does not run "
-            "the new weights. `tqppo doctor logprobs` shows more; rollout.verify_weights = false turns the check off"
+            f"(at token {int(deltas.argmax()) + 1} of {num_tokens}; rounding explains {probe.tolerance:g} at most): it "
+            "does not run the new weights. `tqppo doctor logprobs` shows more; rollout.verify_weights = false turns "
+            "the check off"
         )
     return worst

@@ -37,7 +37,8 @@ class Actor(Learner):
         return ReportNames(("actor/loss", "actor/pg_loss", *clipped, *with_kl, *with_bonus, "actor/entropy"))
 
     def start(self) -> None:
-        self.publisher = weights.Publisher(self.spec.publish_dir, self.spec.model.path)
+        spec = self.spec
+        self.publisher = weights.Publisher(spec.publish_dir, spec.model.path, with_checksums=spec.with_checksums)
         super().start()
 
     def close(self) -> None:

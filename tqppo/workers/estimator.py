@@ -27,6 +27,7 @@ from tqppo.dataflow import Features
 from tqppo.protocols import Metrics
 from tqppo.queue.client import Queue
 from tqppo.queue.meta import BatchMeta, Jagged
+from tqppo.seats import NO_CPU, Seat
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,8 +221,8 @@ def describe_rows(tags: Sequence[Any]) -> RowGroups:
 class RemoteEstimator:
     """The estimator in a process of its own. Calls end at a deadline."""
 
-    def __init__(self, spec: EstimatorSpec, queue: Queue, *, timeout_s: float) -> None:
-        self._process = ray.remote(Estimator).options(num_cpus=0).remote(spec, queue)
+    def __init__(self, spec: EstimatorSpec, queue: Queue, *, timeout_s: float, seat: Seat = NO_CPU) -> None:
+        self._process = ray.remote(Estimator).options(**seat.options()).remote(spec, queue)
         self._timeout_s = timeout_s
 
     def ready(self, timeout_s: float) -> None:

@@ -13,7 +13,7 @@ from tqppo.workers.process.bridge import Columns, implements
 
 class Reference(Worker):
     def _load(self) -> nn.Module:
-        return load_policy(self.spec.model, self.device).requires_grad_(False)
+        return load_policy(self.spec.model, self.device, is_frozen=True).requires_grad_(False)
 
     @implements(dataflow.REFERENCE_LOGPROBS)
     def logprobs(self, rows: Columns) -> dict[str, Tensor]:

@@ -98,4 +98,5 @@ class RoleSpec:
     seed: int = 0
     deterministic: bool = True
     timeout_s: float = 3600.0  # of each call, and of each collective of the ranks
+    with_checksums: bool = False  # whether published weights have them
     publish_dir: str = ""  # where `publish` puts folders of weights; empty: /dev/shm

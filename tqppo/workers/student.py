@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -35,6 +35,11 @@ class Student(Actor):
         paths = [teacher.path for teacher in teachers] if self.features.teacher_hidden else []
         trust = self.spec.model.trust_remote_code
         self.layers = tuple(load_output_layer(p, self.dtype, self.device, trust_remote_code=trust) for p in paths)
+
+    def device_tensors(self) -> Iterator[Tensor]:
+        yield from super().device_tensors()
+        for layer in self.layers:
+            yield from (tensor for tensor in (layer.weight, layer.bias) if tensor is not None)
 
     @property
     def distill(self) -> DistillSpec:

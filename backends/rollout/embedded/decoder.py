@@ -46,6 +46,10 @@ class Decoder:
     def num_free(self) -> int:
         return self.max_rows - len(self.rows)
 
+    @property
+    def cache_bytes(self) -> int:
+        return self._cache.num_bytes
+
     @torch.inference_mode()
     def advance(self, tickets: Sequence[Ticket]) -> Finished:
         """Admit these requests, then give every row its next token."""

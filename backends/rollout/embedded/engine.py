@@ -17,6 +17,7 @@ import torch
 from tqppo.engines.capabilities import BUILT_IN
 from tqppo.errors import EngineError
 from tqppo.protocols import Completion, EngineCapabilities, EngineSpec, Request, Scores, WeightSource
+from tqppo.weights.identity import WeightReport, check_identity
 
 from .decoder import Decoder
 from .forward import ModelForward
@@ -109,6 +110,8 @@ class EmbeddedRollout:
             await self._drain()
             try:
                 self._weights.load(source.folder)
+                if source.checksums:
+                    check_identity(self._spec.name, source.checksums, [WeightReport(self._weights.checksums())])
                 decoder.weight_version = source.version
             finally:
                 self._resume()
@@ -125,11 +128,18 @@ class EmbeddedRollout:
             decoder.free()
             decoder.model.to("cpu")
 
-    async def wake(self) -> None:
+    async def wake(self, *, cache: bool = True) -> None:
+        """The cache takes its memory when it is used."""
         async with self._exclusive:
             if self._state == "asleep" and self._decoder is not None:
                 self._decoder.model.to(self._decoder.device)
                 self._resume()
+
+    def held_bytes(self) -> int:
+        if self._decoder is None or self._state == "asleep":
+            return 0
+        tensors = self._decoder.model.state_dict().values()
+        return self._decoder.cache_bytes + sum(tensor.nbytes for tensor in tensors)
 
     async def close(self) -> None:
         self._state = "closed"

@@ -67,6 +67,10 @@ class DecodeCache(Cache):
         return [False]
 
     @property
+    def num_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in (self.keys, self.values, self.mask) if tensor is not None)
+
+    @property
     def num_columns(self) -> int:
         return 0 if self.keys is None else self.keys.shape[3]
 

@@ -10,7 +10,7 @@ from tqppo.protocols import EngineSpec
 
 from . import attention
 
-ENGINE_ARGS = {"device": "cpu"}  # what `engine_args` may hold, and the defaults
+ENGINE_ARGS = ("device",)  # what `engine_args` may hold
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -22,7 +22,7 @@ def load_model(spec: EngineSpec) -> PreTrainedModel:
     # On a GPU the fused kernels win, and their masks come from `transformers`.
     implementation = attention.register() if device.type == "cpu" else "sdpa"
     # Most CPUs have no bf16 instructions and are several times slower with it, so a CPU decodes in fp32.
-    default = torch.float32 if device.type == "cpu" else "auto"
+    default = torch.float32 if device.type == "cpu" else torch.bfloat16  # as the trainer computes
     try:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             spec.model,
@@ -43,9 +43,13 @@ def _device(spec: EngineSpec) -> torch.device:
     if unknown:
         known = ", ".join(ENGINE_ARGS)
         raise EngineError(f"the embedded engine has no engine_args {', '.join(unknown)}; it knows {known}")
-    name = str({**ENGINE_ARGS, **spec.engine_args}["device"])
+    placed = "cuda" if spec.devices else "cpu"  # Ray lets this process see the GPU of its seat only
+    name = str(spec.engine_args.get("device", placed))
     if name.startswith("cuda") and not torch.cuda.is_available():
-        raise EngineError(f"engine_args.device is {name!r}, but torch sees no GPU here; use 'cpu'")
+        raise EngineError(
+            f"{spec.name} runs on {name!r}, but torch {torch.__version__} sees no GPU here: it is a CPU build, or the "
+            "driver is missing. Install the build of torch for your CUDA version, or set cluster.gpus_per_node = 0"
+        )
     return torch.device(name)
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tqppo.errors import EngineError
+from tqppo.weights.checksum import checksum
 from tqppo.weights.file import MODEL_FILE, MappedFile
 
 
@@ -49,6 +50,13 @@ class Weights:
             is_shared = is_shared and tensor.data.data_ptr() == source.data_ptr()
         # A copy does not follow the file, so only parameters that point into it may skip the next load.
         self._mapped = mapped if is_shared else None
+
+    def checksums(self) -> dict[str, str]:
+        """Checksums of all parameters as they are now; a tied one has several names."""
+        found: dict[str, str] = {}
+        for tensor, names in self._owners.values():
+            found |= dict.fromkeys(names, checksum(tensor))
+        return found
 
     def _check(self, tensors: Mapping[str, Tensor], path: Path) -> None:
         """Raise unless the file has exactly the model's parameters, in their shapes."""

@@ -16,16 +16,18 @@ import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from tqppo.engines.capabilities import argument_name, instead_of
 from tqppo.errors import BackendError, EngineError, PreflightError
 from tqppo.protocols import Bucket, Completion, EngineSpec, Request, Scores
+from tqppo.weights.identity import WeightReport
 
 from .group import Rendezvous
 from .http import EngineServer
 
 CONTROL_TIMEOUT_S = 120.0  # of one request that generates nothing, such as a step of a weight update
+EnginePart = Literal["weights", "cache"]
 Arguments = dict[str, object]  # flags of a server without the leading dashes; None leaves a flag out
 
 
@@ -44,7 +46,7 @@ class ServerApi(ABC):
     def __init__(self, spec: EngineSpec) -> None:
         self.spec = spec
         self.model = str(Path(spec.model).resolve()) if Path(spec.model).is_dir() else spec.model  # or a hub name
-        self.on_gpu = has_gpu()
+        self.on_gpu = has_gpu() if spec.devices is None else bool(spec.devices)
         self.token = "" if is_loopback(spec.host) else secrets.token_urlsafe(24)
         self.served_name = f"{spec.name}-{secrets.token_hex(4)}"  # random, so that another server is not taken for ours
         self.weight_label: str | None = None  # the name under which the server has the weights that were loaded last
@@ -103,11 +105,15 @@ class ServerApi(ABC):
     async def loaded_label(self, server: EngineServer) -> str:
         """The name under which the server has its weights now."""
 
+    async def weight_reports(self, server: EngineServer) -> list[WeightReport] | None:
+        """The checksums of the server's weights, one report per process; None if it cannot say."""
+        return None
+
     async def sleep(self, server: EngineServer) -> None:  # noqa: B027 - optional
         """Free memory; there is nothing to free on a CPU."""
 
-    async def wake(self, server: EngineServer) -> None:  # noqa: B027 - optional
-        """Undo `sleep`."""
+    async def wake(self, server: EngineServer, part: EnginePart) -> None:  # noqa: B027 - optional
+        """Undo `sleep` for a part of the memory."""
 
     def flags(self) -> list[str]:
         """All flags, the user's `engine_args` included."""

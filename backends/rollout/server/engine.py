@@ -19,9 +19,9 @@ from typing import ClassVar
 from tqppo.errors import EngineError
 from tqppo.protocols import Completion, EngineCapabilities, EngineSpec, Request, Scores, WeightSource
 
-from .api import CONTROL_TIMEOUT_S, ServerApi, tokens_left
+from .api import CONTROL_TIMEOUT_S, EnginePart, ServerApi, tokens_left
 from .gate import Gate
-from .lifecycle import ServerLifecycle
+from .lifecycle import MAX_CONNECTIONS, ServerLifecycle
 from .scores import check_sequence, no_scores
 from .weights import WeightLoader
 
@@ -64,6 +64,9 @@ class ServerEngine:
         self.loader = WeightLoader(self.api)
         self.servers = ServerLifecycle(self.api, prepare=self.loader.restore)
         self._gate = Gate()
+        # A request's clock starts when it is sent, so it waits here for its turn and not for a free connection.
+        self._sending = asyncio.Semaphore(max(1, min(spec.max_running, MAX_CONNECTIONS)))
+        self._asleep: set[EnginePart] = set()
         self._requests = RunningRequests()
 
     async def start(self) -> None:
@@ -75,7 +78,7 @@ class ServerEngine:
     async def generate(self, request: Request) -> Completion:
         tokens_left(self.spec, request)
         with self._requests.track(request.request_id) as server_id:
-            async with self._gate.passing():
+            async with self._sending, self._gate.passing():
                 completion = await self.servers.call(lambda server: self.api.generate(server, request, server_id))
                 return replace(completion, weight_version=self.version)
 
@@ -93,7 +96,7 @@ class ServerEngine:
         check_sequence(self.spec, tokens, start)
         if start == len(tokens) - 1:
             return no_scores(len(tokens), top_k)
-        async with self._gate.passing():
+        async with self._sending, self._gate.passing():
             return await self.servers.call(lambda server: self.api.score(server, tokens, top_k, start))
 
     async def score_many(
@@ -123,12 +126,21 @@ class ServerEngine:
             self.version = source.version
 
     async def sleep(self) -> None:
-        if self.api.on_gpu:
+        if self.api.on_gpu and len(self._asleep) < 2:
+            await self.wake()  # a server sleeps as a whole
             await self.api.sleep(await self.servers.live())
+            self._asleep = {"weights", "cache"}
 
-    async def wake(self) -> None:
-        if self.api.on_gpu:
-            await self.api.wake(await self.servers.live())
+    async def wake(self, *, cache: bool = True) -> None:
+        """Servers wake part by part: a part that is awake must not be woken again."""
+        wanted: tuple[EnginePart, ...] = ("weights", "cache") if cache else ("weights",)
+        for part in wanted:
+            if part in self._asleep:
+                await self.api.wake(await self.servers.live(), part)
+                self._asleep.remove(part)
+
+    def held_bytes(self) -> int | None:
+        return 0 if self._asleep or not self.api.on_gpu else None
 
     async def close(self) -> None:
         if await self.servers.close():

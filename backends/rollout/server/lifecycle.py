@@ -105,7 +105,7 @@ class ServerLifecycle:
 
     async def _boot(self) -> EngineServer:
         """A healthy server with the current weights; if that fails, no process is left."""
-        python = environments.python_of(self._api.backend, self._spec.python)
+        python = environments.python_of(self._api.backend, self._spec.python, on_gpu=self._api.on_gpu)
         for attempt in itertools.count(1):
             server, process = self._launch(python, free_port(self._spec.host))
             try:
@@ -130,7 +130,10 @@ class ServerLifecycle:
         grace_s = max(api.grace_s, GPU_GRACE_S) if api.on_gpu else api.grace_s
         interface = {"GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME") or spec.interface}
         command = [*api.command(python, port), *api.flags()]
-        process = ServerProcess(command, interface | api.environment(), log_path, grace_s=grace_s)
+        # Ray lets this process see its first GPU only.
+        visible = {} if spec.devices is None else {"CUDA_VISIBLE_DEVICES": ",".join(spec.devices)}
+        environment = interface | visible | api.environment()
+        process = ServerProcess(command, environment, log_path, grace_s=grace_s)
         log.info("%s: starting %s on port %d (log: %s)", spec.name, api.backend, port, process.log_path)
         return self._connect(f"http://{_reachable(spec.host)}:{port}", process, api.token), process
 

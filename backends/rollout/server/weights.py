@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from tqppo.errors import EngineError
 from tqppo.protocols import WeightSender, WeightSource
+from tqppo.weights.identity import check_identity
 
 from .api import CONTROL_TIMEOUT_S, ServerApi
 from .group import Rendezvous, WeightGroup, run_both
@@ -43,6 +44,10 @@ class WeightLoader:
         if found != label:
             raise EngineError(f"{api.spec.name} has weights {found!r} after loading {label!r}")
         api.weight_label = label
+        if source.checksums:
+            reports = await api.weight_reports(server)
+            if reports is not None:
+                check_identity(api.spec.name, source.checksums, reports)
 
     async def leave_group(self) -> None:
         group, self._group = self._group, None

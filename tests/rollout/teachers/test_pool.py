@@ -25,6 +25,7 @@ from tqppo.rollout.pool import RolloutPool
 from tqppo.rollout.teachers.pool import Routing, TeacherPool, TeacherSetup, check_agreement
 from tqppo.rollout.teachers.worker import ReadyTeacher, TeacherSpec
 from tqppo.rollout.worker import RolloutSpec
+from tqppo.seats import NO_CPU
 
 MakePool = Callable[..., TeacherPool]
 
@@ -41,7 +42,7 @@ def student(queue: Queue, tiny_model: Path) -> Iterator[RolloutPool]:
     engine = EngineSpec(model=str(tiny_model), max_context_tokens=64)
     spec = RolloutSpec("embedded", engine, str(tiny_model), ScorerSpec(function="exact_match"))
     made = RolloutPool(spec, queue, endpoints=[], replicas=1, timeout_s=120)
-    made.start(cpus=0)
+    made.start([NO_CPU])
     made.ready()
     yield made
     made.close()
@@ -56,7 +57,7 @@ def make_pool(queue: Queue, tiny_model: Path, tmp_path: Path) -> Iterator[MakePo
     ) -> TeacherPool:
         engine = EngineSpec(str(model), max_context_tokens=64, max_restarts=restarts, log_dir=str(tmp_path / "logs"))
         spec = TeacherSpec("math", "embedded", engine)
-        setup = TeacherSetup(spec, replicas=replicas, cpus=0, timeout_s=timeout_s, retries=3)
+        setup = TeacherSetup(spec, replicas=replicas, seats=(NO_CPU,) * replicas, timeout_s=timeout_s, retries=3)
         made = TeacherPool([setup], queue, Routing(drops_groups=drops))
         pools.append(made)
         made.start()

@@ -9,9 +9,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from tqppo.errors import PreflightError
 from tqppo.tiny.model import write_tiny_model
+from tqppo.workers.compute.loading import compute_dtype
 from tqppo.workers.compute.logprobs import Scoring
 from tqppo.workers.compute.microbatch import FlatRows, MicroBatchCut, build
-from tqppo.workers.compute.model import PolicyModel, compute_dtype, layout_for, load_policy, load_value_model
+from tqppo.workers.compute.model import PolicyModel, layout_for, load_policy, load_value_model
 from tqppo.workers.specs import ModelSpec
 
 CPU = torch.device("cpu")

@@ -17,11 +17,12 @@ from tqppo.dataflow import Features
 from tqppo.errors import DeadlineExceeded, PreflightError, WorkerError
 from tqppo.queue.client import Queue
 from tqppo.queue.meta import BatchMeta
+from tqppo.seats import Seat
 from tqppo.workers.actor import Actor
 from tqppo.workers.compute.worker import Worker
 from tqppo.workers.critic import Critic
 from tqppo.workers.process import bridge
-from tqppo.workers.process.group import ProcessResources, WorkerGroup, split
+from tqppo.workers.process.group import WorkerGroup, split
 from tqppo.workers.specs import PolicyLossSpec, RoleSpec
 
 
@@ -116,7 +117,7 @@ class Clumsy(Worker):
 
 @contextmanager
 def running(role: str, worker: type[Worker], ranks: int, spec: RoleSpec, queue: Any = None) -> Iterator[WorkerGroup]:
-    group = WorkerGroup(role, worker, ranks=ranks, spec=spec, queue=queue, resources=ProcessResources(cpus=0.1))
+    group = WorkerGroup(role, worker, ranks=ranks, spec=spec, queue=queue, seats=[Seat(cpus=0.1)] * ranks)
     group.start()
     try:
         group.ready(120.0)

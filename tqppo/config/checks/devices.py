@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from tqppo.config.checks.registry import Context, check, nearest_numbers
 from tqppo.config.diagnostics import Diagnostic
 from tqppo.config.facts import worker_roles
+from tqppo.config.placement import placement_of
 from tqppo.config.sections import Config
 from tqppo.engines.capabilities import capabilities_of
 
@@ -49,6 +50,25 @@ def devices_suffice(context: Context) -> Iterator[Diagnostic]:
         message = f"each role has its own GPUs: {arithmetic} = {sum(needs.values())}, and there are {total}"
         fix = "set cluster.colocate = true, or more nodes, or fewer ranks"
         yield context.report("E407", message, keys, found=shape, allowed=f"at most {total}", fix=fix)
+    else:
+        yield from _gaps(context, shape)
+
+
+def _gaps(context: Context, shape: str) -> Iterator[Diagnostic]:
+    """Problems of a sum that is right: replicas that leave gaps on every node, and GPUs without work."""
+    config = context.config
+    placement = placement_of(config)
+    keys = ("cluster.gpus_per_node", "cluster.nodes")
+    for role, count in placement.unplaced.items():
+        size = config.rollout.tensor_parallel
+        message = f"{count} of the {role} processes have no GPU: replicas of {size} leave gaps on nodes of {shape}"
+        fix = "set rollout.tensor_parallel to a divisor of cluster.gpus_per_node"
+        yield context.report("E407", message, ("rollout.tensor_parallel", *keys), found=shape, fix=fix)
+    idle = [device for device in placement.idle if device.node < config.cluster.nodes]
+    if idle and not placement.unplaced and config.cluster.gpus_per_node:
+        message = f"{len(idle)} of {shape} have nothing to do"
+        fix = "more ranks and replicas, or fewer nodes or GPUs per node"
+        yield context.report("W407", message, keys, found=shape, allowed="", fix=fix)
 
 
 def gpu_needs(config: Config) -> dict[str, int]:

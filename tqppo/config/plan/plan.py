@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from tqppo.config import facts
 from tqppo.config.facts import context_tokens, model_shape, required_multiple, rows_per_step
+from tqppo.config.placement import placement_of
 from tqppo.config.plan.budget import Budget, make_budget
 from tqppo.config.plan.memory import BYTES, size
 from tqppo.config.plan.roles import PlannedRole, planned_roles
 from tqppo.config.plan.storage import PlannedStage, planned_stages
 from tqppo.config.plan.teachers import PlannedDistillation, planned_distillation
+from tqppo.placement import Placement
 
 if TYPE_CHECKING:
     from tqppo.config.compilation import Compilation
@@ -38,6 +40,7 @@ class Plan:
     stages: list[PlannedStage]
     roles: list[PlannedRole]
     files: list[tuple[str, str]]
+    placement: Placement
     distillation: PlannedDistillation | None = None
     budget: Budget = field(default_factory=Budget)
 
@@ -74,6 +77,7 @@ def make_plan(compilation: Compilation) -> Plan:
         files=list(_files(config, compilation.name)),
         distillation=planned_distillation(config),
         budget=make_budget(config),
+        placement=placement_of(config),
     )
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tqppo.config.placement import placement_text
 from tqppo.config.plan.budget_text import budget_text
 from tqppo.config.plan.memory import size, total
 from tqppo.config.plan.plan import Plan, PlannedRole
 
 
 def plan_text(plan: Plan, *, formulas: bool = False) -> str:
-    lines = [*_head(plan), "", *_step(plan), "", *_roles(plan, formulas), "", *_teachers(plan)]
+    lines = [*_head(plan), "", *_step(plan), "", *_roles(plan, formulas), "", *_devices(plan), *_teachers(plan)]
     lines += [*budget_text(plan.budget, formulas=formulas), "", *_files(plan)]
     if not formulas:
         lines += ["", "Memory is an estimate (±10 % of a worker with its model); --explain shows the formulas."]
@@ -50,6 +51,11 @@ def _roles(plan: Plan, formulas: bool) -> Iterator[str]:
         role = plan.roles[i - 1] if i else None
         for part in role.memory if role and formulas else ():
             yield f"    {part.name:<18} {size(part.num_bytes):>9}  {part.formula}"
+
+
+def _devices(plan: Plan) -> Iterator[str]:
+    lines = list(placement_text(plan.placement))
+    yield from [*lines, ""] if lines else []
 
 
 def _teachers(plan: Plan) -> Iterator[str]:

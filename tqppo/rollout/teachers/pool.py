@@ -18,6 +18,7 @@ from tqppo.queue.client import Queue
 from tqppo.ray_calls import call, close_all, results
 from tqppo.rollout.teachers.client import TeacherRoute, TeacherRoutes
 from tqppo.rollout.teachers.worker import ReadyTeacher, TeacherSpec, TeacherWorker
+from tqppo.seats import Seat
 
 START_GRACE_S = 60.0  # for Ray to start a process, on top of the engine's own deadline
 CLOSE_TIMEOUT_S = 30.0
@@ -36,8 +37,7 @@ class TeacherSetup:
     timeout_s: float = 120.0
     retries: int = 2
     tolerance: float = 1e-3  # of mean log-probabilities: of one replica asked twice, and between replicas
-    cpus: float = 1.0
-    gpus: float = 0.0
+    seats: tuple[Seat, ...] = ()  # of the replicas; none: one CPU each
 
     def specs(self) -> list[TeacherSpec]:
         """The spec of each replica."""
@@ -46,6 +46,9 @@ class TeacherSetup:
             replace(self.spec, engine=replace(engine, name=f"teacher-{name}-{i}", endpoint=endpoint))
             for i, endpoint in enumerate(self.endpoints or [""] * self.replicas)
         ]
+
+    def all_seats(self) -> Sequence[Seat]:
+        return self.seats or [Seat()] * len(self.specs())
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,18 +69,16 @@ class TeacherPool:
         self.replicas: list[list[ReadyTeacher]] = []
 
     def start(self) -> None:
-        self.workers = [[self._make(setup, spec) for spec in setup.specs()] for setup in self.setups]
+        self.workers = [
+            [self._make(spec, seat) for spec, seat in zip(setup.specs(), setup.all_seats(), strict=True)]
+            for setup in self.setups
+        ]
         self.starting = [[call(worker, TeacherWorker.start) for worker in group] for group in self.workers]
 
-    def _make(self, setup: TeacherSetup, spec: TeacherSpec) -> ActorProxy[TeacherWorker]:
-        make = ray.remote(TeacherWorker).options(
-            num_cpus=setup.cpus,
-            num_gpus=setup.gpus,
-            max_concurrency=1000,
-            max_restarts=spec.engine.max_restarts,
-            max_task_retries=0,
-        )
-        return make.remote(spec, self.queue)
+    def _make(self, spec: TeacherSpec, seat: Seat) -> ActorProxy[TeacherWorker]:
+        restarts = spec.engine.max_restarts
+        make = ray.remote(max_concurrency=1000, max_restarts=restarts, max_task_retries=0)(TeacherWorker)
+        return make.options(**seat.options()).remote(replace(spec, engine=spec.engine.on(seat)), self.queue)
 
     def ready(self) -> None:
         """Wait until every replica can score, and check that the replicas of a teacher say the same."""

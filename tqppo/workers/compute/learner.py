@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,6 +73,10 @@ class Learner(Worker):
         super().start()
         self.optimizer = Optimizer(self.model, self.spec.optimizer)
         self.num_updates = 0
+
+    def device_tensors(self) -> Iterator[Tensor]:
+        yield from super().device_tensors()
+        yield from self.optimizer.state().values()
 
     def _selection(self, rows: FlatRows) -> Selection:
         """Which tokens and rows the role's loss counts."""

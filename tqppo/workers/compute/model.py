@@ -7,6 +7,7 @@ models.
 from __future__ import annotations
 
 import importlib.util
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,31 +26,14 @@ from transformers import (
     PretrainedConfig,
     PreTrainedModel,
 )
-from transformers import logging as transformers_logging
 
 from tqppo.algorithms.chunks import PerToken
 from tqppo.errors import PreflightError
 from tqppo.workers.compute import architecture, shared_prompts
+from tqppo.workers.compute.loading import needs_sharding, open_model
 from tqppo.workers.compute.logprobs import Measure, measure_tokens
 from tqppo.workers.compute.microbatch import MicroBatch
 from tqppo.workers.specs import ModelSpec
-
-AutoClass = type[AutoModel] | type[AutoModelForCausalLM] | type[AutoModelForSequenceClassification]
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-def compute_dtype(name: str, device: torch.device) -> torch.dtype:
-    """`auto` is bfloat16 on GPUs and float32 on CPUs, most of which compute bfloat16 several times slower."""
-    if name == "auto":
-        return torch.float32 if device.type == "cpu" else torch.bfloat16
-    return DTYPES[name]
-
-
-def attention_kernel(name: str, device: torch.device) -> str:
-    if name != "auto":
-        return name
-    has_flash = device.type == "cuda" and importlib.util.find_spec("flash_attn") is not None
-    return "flash_attention_2" if has_flash else "sdpa"
 
 
 def layout_for(attention: str) -> str:
@@ -140,57 +124,29 @@ def _hidden(backbone: nn.Module, micro: MicroBatch) -> Tensor:
     return hidden.flatten(0, 1).index_select(0, micro.outputs)
 
 
-def load_policy(spec: ModelSpec, device: torch.device) -> PolicyModel:
-    model = PolicyModel(_pretrained(AutoModelForCausalLM, spec, device))
-    check_head(model.causal_lm, spec.path)
+def load_policy(spec: ModelSpec, device: torch.device, *, is_frozen: bool = False) -> PolicyModel:
+    """With LoRA the model itself is frozen too, and only its adapter learns."""
+    causal_lm = open_model(AutoModelForCausalLM, spec, device, is_frozen=is_frozen or bool(spec.lora_rank))
+    model = PolicyModel(causal_lm)
+    check_head(causal_lm, spec.path)
     return model
 
 
 def load_value_model(spec: ModelSpec, device: torch.device) -> ValueModel:
-    return ValueModel(_pretrained(AutoModel, spec, device))
+    return ValueModel(open_model(AutoModel, spec, device, is_frozen=False))
 
 
 def load_score_model(spec: ModelSpec, device: torch.device) -> ScoreModel:
     config = AutoConfig.from_pretrained(spec.path, trust_remote_code=spec.trust_remote_code)
     if config.num_labels != 1:
         raise PreflightError(f"reward_model.path {spec.path!r} has {config.num_labels} labels; a reward model has 1")
-    classifier = _pretrained(AutoModelForSequenceClassification, spec, device)
+    classifier = open_model(AutoModelForSequenceClassification, spec, device, is_frozen=True)
     if not isinstance(getattr(classifier, "score", None), nn.Linear):
         name = type(classifier).__name__
         raise PreflightError(
             f"reward_model.path {spec.path!r} is a {name}; reward models here are causal, with a `score`"
         )
     return ScoreModel(classifier)
-
-
-def _pretrained(auto_class: AutoClass, spec: ModelSpec, device: torch.device) -> PreTrainedModel:
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    try:
-        model: PreTrainedModel = auto_class.from_pretrained(
-            spec.path,
-            dtype=torch.float32,  # of the parameters; FSDP sets the type of the computation
-            attn_implementation=attention_kernel(spec.attention, device),
-            trust_remote_code=spec.trust_remote_code,
-        )
-    except OSError as error:
-        raise PreflightError(f"model {spec.path!r} cannot be loaded: {error}") from error
-    _drop_dropout(model)
-    if spec.gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        model.train()  # transformers checkpoints only in training mode; dropout is off by now
-    else:
-        model.eval()  # type: ignore[no-untyped-call]
-    return model
-
-
-def _drop_dropout(model: nn.Module) -> None:
-    """Turn dropout off: it would make the loss depend on the cut into micro-batches, and old log-probabilities off."""
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-        for name in ("dropout", "attention_dropout", "attn_dropout", "hidden_dropout"):
-            if isinstance(getattr(module, name, None), float):
-                setattr(module, name, 0.0)
 
 
 @torch.no_grad()
@@ -217,11 +173,23 @@ def add_lora(model: PolicyModel, spec: ModelSpec, *, seed: int) -> None:
     alpha: Any = spec.lora_alpha  # declared as an integer, used as a factor
     settings = LoraConfig(r=spec.lora_rank, lora_alpha=alpha, target_modules=targets, lora_dropout=0.0)
     model.requires_grad_(False)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        inject_adapter_in_model(settings, model.causal_lm)
+    inject_adapter_in_model(settings, model.causal_lm)
+    _init_adapters(model, seed)
     if spec.gradient_checkpointing:
         model.causal_lm.enable_input_require_grads()  # type: ignore[no-untyped-call]
+
+
+def _init_adapters(model: nn.Module, seed: int) -> None:
+    """Start every adapter from the seed, in float32: with the same numbers whether or not the model has memory yet."""
+    from peft.tuners.lora import LoraLayer
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        for layer in (module for module in model.modules() if isinstance(module, LoraLayer)):
+            first, second = layer.lora_A["default"], layer.lora_B["default"]
+            start = nn.init.kaiming_uniform_(torch.empty(first.weight.shape, device="cpu"), a=math.sqrt(5))
+            first.weight = nn.Parameter(start)
+            second.weight = nn.Parameter(torch.zeros(second.weight.shape, device="cpu"))
 
 
 @contextmanager
@@ -244,12 +212,11 @@ def shard(model: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Modu
 
     A single rank in float32 is not sharded.
     """
-    size = dist.get_world_size() if dist.is_initialized() else 1
-    if size == 1 and dtype == torch.float32:
+    if not needs_sharding(dtype):
         return model.to(device)
     if not dist.is_initialized():
         raise PreflightError(f"model.dtype {dtype} needs FSDP, which needs a process group")
-    mesh = init_device_mesh(device.type, (size,))
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     for block in _blocks(model):
         fully_shard(block, mesh=mesh, mp_policy=policy)

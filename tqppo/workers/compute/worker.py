@@ -14,8 +14,10 @@ from torch import Tensor, nn
 from tqppo.algorithms import balance
 from tqppo.queue.client import Queue
 from tqppo.workers.compute import microbatch, shared_prompts
+from tqppo.workers.compute.loading import attention_kernel, compute_dtype, fill
 from tqppo.workers.compute.microbatch import FlatRows, MicroBatch, MicroBatchCut
-from tqppo.workers.compute.model import attention_kernel, compute_dtype, layout_for, shard
+from tqppo.workers.compute.model import layout_for, shard
+from tqppo.workers.compute.residence import Residence
 from tqppo.workers.process.ranks import Ranks
 from tqppo.workers.specs import RoleSpec
 
@@ -39,6 +41,7 @@ class Worker:
             self.queue = queue
         self.device = torch.device(device)
         self.dtype = compute_dtype(spec.model.dtype, self.device)
+        self.residence = Residence(self.device)
         self.layout = layout_for(attention_kernel(spec.model.attention, self.device))
 
     def start(self) -> None:
@@ -49,9 +52,26 @@ class Worker:
             shared_prompts.attention_pairs_per_token(model, self.device) if may_share else 0
         )
         self.model = shard(model, self.device, self.dtype)
+        fill(self.model, self.spec.model.path)
 
     def _load(self) -> nn.Module:
         raise NotImplementedError
+
+    def device_tensors(self) -> Iterator[Tensor]:
+        """Every tensor that stays on the device from one call to the next."""
+        yield from self.model.parameters()
+        yield from self.model.buffers()
+
+    def rest(self) -> None:
+        """Leave the device to another role; nothing may be called before `resume`."""
+        self.residence.rest(self.device_tensors())
+
+    def resume(self) -> None:
+        self.residence.resume()
+
+    def held_bytes(self) -> int:
+        """Bytes on the device between two calls."""
+        return self.residence.held_bytes(self.device_tensors())
 
     def close(self) -> None:
         """Release what `start` took beyond memory; a role without such resources does nothing."""

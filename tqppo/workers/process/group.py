@@ -23,6 +23,8 @@ from tqppo.errors import DeadlineExceeded, TqppoError, WorkerError
 from tqppo.protocols import Metrics
 from tqppo.queue.client import Queue
 from tqppo.queue.meta import BatchMeta
+from tqppo.seats import Seat
+from tqppo.turns import Turn
 from tqppo.workers.compute.worker import Worker
 from tqppo.workers.process.bridge import Columns
 from tqppo.workers.process.rank_process import RankProcess, RankSpec
@@ -97,14 +99,6 @@ def _over_ranks(rows: list[int], costs: Sequence[float], ranks: int) -> list[lis
     return [[rows[i] for i in part] for part in parts]
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessResources:
-    """What Ray reserves for one process."""
-
-    cpus: float = 1.0
-    gpus: float = 0.0
-
-
 class WorkerGroup(Generic[W]):
     """The ranks of one role. `start` returns at once and `ready` waits, so that roles start side by side."""
 
@@ -116,22 +110,27 @@ class WorkerGroup(Generic[W]):
         ranks: int,
         spec: RoleSpec,
         queue: Queue | None = None,
-        resources: ProcessResources = ProcessResources(),  # noqa: B008 - frozen
+        seats: Sequence[Seat] = (),
+        turn: Turn = Turn(),  # noqa: B008 - frozen
     ) -> None:
         self.role = role
-        self._ranks, self._queue, self._resources, self._timeout_s = ranks, queue, resources, spec.timeout_s
+        self._turn = turn
+        self._ranks, self._queue, self._timeout_s = ranks, queue, spec.timeout_s
+        self._seats = seats or [Seat()] * ranks
         self._specs = [
-            RankSpec(role, worker_class, spec, Ranks(rank, ranks), has_gpu=resources.gpus > 0) for rank in range(ranks)
+            RankSpec(role, worker_class, spec, Ranks(rank, ranks), device=seat.compute_device)
+            for rank, seat in zip(range(ranks), self._seats, strict=True)
         ]
         self._processes: list[ActorHandle[RankProcess[W]]] = []
         self._starting: list[ray.ObjectRef[None]] = []
 
     def start(self) -> None:
         is_one_node = ray_calls.num_nodes() == 1
-        make = ray.remote(RankProcess).options(
-            num_cpus=self._resources.cpus, num_gpus=self._resources.gpus, max_restarts=0
-        )
-        self._processes = [cast("ActorHandle[RankProcess[W]]", make.remote(spec, self._queue)) for spec in self._specs]
+        make = ray.remote(max_restarts=0)(RankProcess)
+        self._processes = [
+            cast("ActorHandle[RankProcess[W]]", make.options(**seat.options()).remote(spec, self._queue))
+            for spec, seat in zip(self._specs, self._seats, strict=True)
+        ]
         opened = ray_calls.call(self._processes[0], RankProcess.open)
         address = cast(tuple[str, int], opened)  # Ray passes on the value that it refers to
         self._starting = [
@@ -149,12 +148,27 @@ class WorkerGroup(Generic[W]):
         self._processes = []
 
     def call(self, method: Callable[Concatenate[W, P], R], /, *arguments: P.args, **named: P.kwargs) -> R:
+        self._turn.take()
+        return self._everywhere(method, *arguments, **named)[0]
+
+    def rest(self) -> None:
+        """See `turns.Party`."""
+        self._everywhere(Worker.rest)
+
+    def resume(self) -> None:
+        self._everywhere(Worker.resume)
+
+    def held_bytes(self) -> int:
+        return max(self._everywhere(Worker.held_bytes))
+
+    def _everywhere(self, method: Callable[Concatenate[W, P], R], /, *arguments: P.args, **named: P.kwargs) -> list[R]:
         calls = [
             ray_calls.call(process, RankProcess.call, method, *arguments, **named) for process in self._running(method)
         ]
-        return self._results(calls, _name(method), self._timeout_s)[0]
+        return self._results(calls, _name(method), self._timeout_s)
 
     def add_columns(self, method: ColumnsMethod[W], batch: BatchMeta) -> BatchMeta:
+        self._turn.take()
         processes, shards = self._running(method), self._shards(method, batch, 1)
         calls = [
             ray_calls.call(process, RankProcess.add_columns, method, shard.batch)
@@ -165,13 +179,16 @@ class WorkerGroup(Generic[W]):
         return batch.with_columns(*written[0])
 
     def update(self, method: UpdateMethod[W], batch: BatchMeta, *, step: int, num_mini_batches: int = 1) -> Metrics:
+        self._turn.take()
         processes, shards = self._running(method), self._shards(method, batch, num_mini_batches)
         calls = [
             ray_calls.call(process, RankProcess.update, method, shard.batch, step=step, sizes=shard.sizes)
             for process, shard in zip(processes, shards, strict=True)
         ]
         # The ranks have added their metrics up among themselves, so that all return the same.
-        return self._results(calls, _name(method), self._timeout_s)[0]
+        metrics = self._results(calls, _name(method), self._timeout_s)[0]
+        self._turn.count()  # the first update makes the optimizer's state
+        return metrics
 
     def _shards(self, method: object, batch: BatchMeta, num_mini_batches: int) -> list[Shard]:
         assert len(batch), f"{self.role}.{_name(method)} was given an empty batch"

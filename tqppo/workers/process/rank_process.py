@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Concatenate, Generic, ParamSpec, TypeVar
 
@@ -11,6 +12,8 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 
+from tqppo.device_memory import out_of_memory
+from tqppo.errors import PreflightError
 from tqppo.protocols import Metrics
 from tqppo.queue.client import Queue
 from tqppo.queue.meta import BatchMeta
@@ -32,14 +35,14 @@ class RankSpec(Generic[W]):
     worker_class: type[W]
     worker: RoleSpec
     ranks: Ranks
-    has_gpu: bool
+    device: str  # "cuda" or "cpu"
 
 
 class RankProcess(Generic[W]):
     def __init__(self, spec: RankSpec[W], queue: Queue | None) -> None:
         self._name = f"{spec.role}-{spec.ranks.rank}"
         self._ranks = spec.ranks
-        self._device = torch.device("cuda" if spec.has_gpu else "cpu")
+        self._device = torch.device(spec.device)
         self._store: TCPStore | None = None
         self._worker = spec.worker_class(spec.worker, ranks=spec.ranks, queue=queue, device=self._device.type)
 
@@ -53,22 +56,39 @@ class RankProcess(Generic[W]):
         return host, self._store.port
 
     def start(self, address: tuple[str, int], *, is_one_node: bool, timeout_s: float) -> None:
+        if self._device.type == "cuda" and not torch.cuda.is_available():
+            raise PreflightError(
+                f"the plan gives {self._name} a GPU; torch {torch.__version__} sees none: it is a CPU build, or the "
+                "driver is missing. Install the build of torch for your CUDA version, or set cluster.gpus_per_node = 0"
+            )
         prepare_process(self._worker.spec, self._device)
         # FSDP, which also casts the computation to a smaller type, needs a process group even of one rank.
         needs_group = self._ranks.size > 1 or self._worker.dtype != torch.float32
         if needs_group:
             store = self._store or TCPStore(*address, is_master=False, wait_for_workers=False)
             join(self._ranks, self._device, store, timeout_s=timeout_s, is_one_node=is_one_node)
-        self._worker.start()
+        with self._explained("start"):
+            self._worker.start()
+
+    @contextmanager
+    def _explained(self, name: str) -> Iterator[None]:
+        """Turn torch's error of a full GPU into one that names the rank, the call and what to change."""
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            raise out_of_memory(f"the GPU of {self._name}, in {name},", str(error).split(". ")[0]) from error
 
     def call(self, method: Callable[Concatenate[W, P], R], /, *arguments: P.args, **named: P.kwargs) -> R:
-        return method(self._worker, *arguments, **named)
+        with self._explained(method.__name__):
+            return method(self._worker, *arguments, **named)
 
     def add_columns(self, method: Callable[..., Mapping[str, Tensor]], batch: BatchMeta) -> tuple[str, ...]:
-        return bridge.run_columns(self._worker, method, batch)
+        with self._explained(method.__name__):
+            return bridge.run_columns(self._worker, method, batch)
 
     def update(self, method: Callable[..., Metrics], batch: BatchMeta, *, step: int, sizes: list[int]) -> Metrics:
-        return bridge.run_update(self._worker, method, batch, step=step, sizes=sizes)
+        with self._explained(method.__name__):
+            return bridge.run_update(self._worker, method, batch, step=step, sizes=sizes)
 
     def close(self) -> None:
         self._worker.close()

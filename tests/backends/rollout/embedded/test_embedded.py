@@ -20,6 +20,7 @@ from tqppo import plugins
 from tqppo.errors import EngineError
 from tqppo.protocols import Completion, EngineSpec, Request, Sampling, WeightSource
 from tqppo.tiny.model import tiny_config, write_tiny_model
+from tqppo.weights.checksum import checksum
 
 EOS = 256
 
@@ -388,6 +389,22 @@ def test_weights_updated_in_place_are_seen_without_a_copy(tiny_model: Path, tmp_
     assert_exact(new, asked, got)
 
 
+def test_weights_with_other_bits_than_were_published_are_named(tiny_model: Path, tmp_path: Path) -> None:
+    def flip(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["model.norm.weight"].view(torch.int32)[3] ^= 1
+
+    published = changed(tiny_model, tmp_path / "published", lambda tensors: None)
+    flipped = changed(tiny_model, tmp_path / "flipped", flip)
+    checksums = {name: checksum(tensor) for name, tensor in load_file(published / "model.safetensors").items()}
+
+    async def work(engine: Any) -> None:
+        await engine.load_weights(WeightSource(str(published), 1, checksums=checksums))
+        with pytest.raises(EngineError, match=r"rollout-0 does not have .*: model\.norm\.weight of"):
+            await engine.load_weights(WeightSource(str(flipped), 2, checksums=checksums))
+
+    drive(tiny_model, work)
+
+
 def test_requests_in_flight_finish_with_the_weights_they_began_with(tiny_model: Path, tmp_path: Path) -> None:
     new = changed(tiny_model, tmp_path / "new", lambda tensors: tensors["model.norm.weight"].mul_(3))
     asked = requests(6, most=60)
@@ -460,7 +477,7 @@ def test_two_running_requests_cannot_share_a_name(tiny_model: Path) -> None:
     ("fields", "message"),
     [
         ({"engine_args": {"gpu": 1}}, "no engine_args gpu"),
-        ({"engine_args": {"device": "cuda"}}, "torch sees no GPU"),
+        ({"engine_args": {"device": "cuda"}}, "sees no GPU here"),
         ({"dtype": "int3"}, "dtype 'int3' is unknown"),
         ({"max_context_tokens": 10**6}, "has only 4096 positions"),
     ],

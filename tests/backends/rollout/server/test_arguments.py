@@ -79,6 +79,12 @@ def test_on_a_gpu_the_same_code_has_other_flags(tiny_model: Path) -> None:
     assert "SGLANG_USE_CPU_ENGINE" not in sglang.api.environment()
 
 
+def test_the_placement_decides_between_gpus_and_the_cpu(tiny_model: Path) -> None:
+    for engine_class in (VLLM, SGLANG):
+        assert engine_class(spec(tiny_model, devices=("2", "3"))).api.on_gpu
+        assert not engine_class(spec(tiny_model, devices=())).api.on_gpu
+
+
 def test_hidden_gpus_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert not api.has_gpu()

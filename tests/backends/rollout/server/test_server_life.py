@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.backends.rollout.server.small_engine import PYTHON, SmallEngine
+from tests.backends.rollout.server.small_engine import PYTHON, SmallApi, SmallEngine
 from tqppo.errors import EngineError
 from tqppo.lifeline import descendants
 from tqppo.protocols import EngineSpec, Request, Sampling, WeightSource
@@ -220,6 +220,52 @@ def test_scores_and_sleep_pass_through(tmp_path: Path) -> None:
         engine.expect(3)
 
     run(SmallEngine(spec(tmp_path)), work)
+
+
+class SleepingApi(SmallApi):
+    """Writes down which parts sleep and wake."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        super().__init__(spec)
+        self.log: list[str] = []
+
+    async def sleep(self, server: Any) -> None:
+        self.log.append("sleep")
+
+    async def wake(self, server: Any, part: str) -> None:
+        self.log.append(part)
+
+
+class SleepingEngine(SmallEngine):
+    api_type = SleepingApi
+
+
+def test_a_server_on_a_gpu_wakes_part_by_part_and_each_part_once(tmp_path: Path) -> None:
+    async def work(engine: SleepingEngine) -> None:
+        engine.api.on_gpu = True
+        assert engine.held_bytes() is None
+        await engine.wake()
+        await engine.sleep()
+        await engine.sleep()
+        assert engine.held_bytes() == 0
+        await engine.wake(cache=False)
+        await engine.wake(cache=False)
+        await engine.wake()
+        assert engine.held_bytes() is None
+        assert engine.api.log == ["sleep", "weights", "cache"]
+
+    run(SleepingEngine(spec(tmp_path)), work)
+
+
+@pytest.mark.slow
+def test_a_request_that_waits_for_its_turn_is_not_late(tmp_path: Path) -> None:
+    """120 requests of a second, 20 at a time: all together they take longer than one of them may."""
+
+    async def work(engine: SmallEngine) -> None:
+        answers = await asyncio.gather(*(engine.generate(request(i, seconds=1.0)) for i in range(120)))
+        assert [answer.tokens[0] for answer in answers] == list(range(120))
+
+    run(SmallEngine(spec(tmp_path, max_running=20, request_timeout_s=3.5)), work)
 
 
 def test_a_server_that_dies_at_its_start_is_reported_at_once_with_its_log(tmp_path: Path) -> None:

@@ -1,0 +1,62 @@
+"""Whole runs on fake GPUs: placement, turns, loading, publishing and a ledger of every device's memory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import pytest
+from e2e.runs import Cli
+
+from tqppo.fake_gpus import COUNT, MEMORY
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+TWO = (
+    *("cluster.gpus_per_node=2", "actor.ranks=2", "rollout.replicas=2", "run.max_steps=2"),
+    *("algorithm.kl_loss=k3", "algorithm.kl_loss_coef=0.001", "reference.ranks=2"),
+)
+TINY = (
+    *("model.path=tiny", "data.train=task:sort", "data.task_args={digits=3}", "data.batch_size=16", "data.size=64"),
+    *("rollout.backend=embedded", "rollout.tensor_parallel=1", "rollout.replicas=8", "rollout.max_new_tokens=6"),
+    *("reward.function=exact_match", "validation.data=", "validation.num_prompts=8", "validation.interval=0"),
+    *("actor.mini_batch_size=8", "warm_start.steps=4", "data.max_prompt_tokens=16", "run.max_steps=2"),
+)
+
+
+def settings(values: Sequence[str]) -> list[str]:
+    return [word for value in values for word in ("--set", value)]
+
+
+def steps(cli: Cli, name: str) -> list[int]:
+    lines = (cli.runs / name / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line)["step"] for line in lines]
+
+
+def test_a_run_on_two_fake_gpus_is_the_run_on_cpus(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    cpus = [each for each in TWO if not each.startswith("cluster.")]
+    cli.train("cpus", "grpo", *cpus, "model.dtype=float32", "cluster.cpus_per_worker=0.1")
+    monkeypatch.setenv(COUNT, "2")
+    cli.train("gpus", "grpo", *TWO, "model.dtype=float32")
+    assert cli.weights("gpus") == cli.weights("cpus")
+
+
+def test_a_fake_gpu_that_is_too_small_ends_the_run_with_the_sum(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(COUNT, "2")
+    monkeypatch.setenv(MEMORY, "0.0001")
+    said = cli.train("mine", "grpo", *TWO, code=1)
+    assert "GPU 0 of node 0 has no room" in said
+    assert "GiB of 0.0001 GiB" in said
+    assert "micro_batch_tokens" in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("preset", ["grpo-7b", "ppo-7b"])
+def test_the_preset_for_eight_gpus_trains_to_its_end_on_fake_ones(
+    cli: Cli, preset: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(COUNT, "8")
+    critic = ["critic.mini_batch_size=8"] if preset == "ppo-7b" else []
+    cli.run("train", "--preset", preset, "--name", "mine", *settings([*TINY, *critic]), timeout_s=850)
+    assert steps(cli, "mine")[-1] == 2
