@@ -21,7 +21,7 @@ DEVICE_CONTEXT = 1.0 * GIB
 ASLEEP = 2.0 * GIB  # of an engine asleep: its context and its captured graphs
 ENGINE_WORK = 1.0 * GIB  # of an engine beside weights and cache
 # Resident sizes of real CPU runs.
-INTERPRETER = 0.65 * GIB  # Python with torch, transformers and Ray
+INTERPRETER = 0.5 * GIB  # own pages of Python with torch, transformers and Ray (0.3) and what its allocator keeps
 SERVERS = {"vllm": 1.9 * GIB, "sglang": 2.4 * GIB}  # processes of an engine's server, beside weights and cache
 DRIVER = 1.2 * GIB  # driver, index and estimator
 
