@@ -13,9 +13,10 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from tqppo.errors import PreflightError
 from tqppo.workers.compute import architecture
+from tqppo.workers.compute.loading import attention_kernel
 from tqppo.workers.compute.logprobs import Scoring
 from tqppo.workers.compute.microbatch import FlatRows, MicroBatchCut, build
-from tqppo.workers.compute.model import attention_kernel, check_head, layout_for, load_policy, load_value_model
+from tqppo.workers.compute.model import check_head, layout_for, load_policy, load_value_model
 from tqppo.workers.compute.shared_prompts import attention_pairs_per_token
 from tqppo.workers.specs import ModelSpec
 
