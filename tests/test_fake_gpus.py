@@ -18,6 +18,7 @@ def test_count_and_memory_come_from_the_environment(monkeypatch: pytest.MonkeyPa
     found = fake_gpus()
     assert found is not None
     assert (found.count, found.memory_bytes) == (8, 80 * 2**30)
+    assert getattr(fake_gpus(24.0), "memory_bytes", 0) == 24 * 2**30
     monkeypatch.setenv(MEMORY, "0.5")
     found = fake_gpus()
     assert found is not None

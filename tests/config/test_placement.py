@@ -92,7 +92,8 @@ def test_on_cpus_nothing_is_placed_and_nothing_shown() -> None:
 
 
 def test_the_plan_shows_nodes_roles_and_idle_gpus() -> None:
-    compilation = compile_config("grpo-7b", [], ["actor.ranks=4", "cluster.nodes=2"], {})
+    wide = ["rollout.replicas=4", "rollout.tensor_parallel=2"]
+    compilation = compile_config("grpo-7b", [], ["actor.ranks=4", "cluster.nodes=2", *wide], {})
     plan = make_plan(compilation)
     text = list(placement_text(plan.placement))
     assert text[0] == "GPUs: nodes × GPUs = 2 × 8"

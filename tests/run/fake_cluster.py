@@ -37,58 +37,51 @@ def start(nodes: int) -> None:
     start_patiently(lambda: ray.init(address=cluster.address))
 
 
-def presets(nodes: int) -> list[Config]:
-    """The presets with GPUs that fit; on several nodes also those that use all of them."""
+def configs(nodes: int) -> list[Config]:
+    """The presets with GPUs that fit, and last one with engines of several GPUs on every node."""
     names = [each.name for each in list_presets({}) if not each.name.startswith("base-")]
     drafts = [compile_config(name, environ={}).draft for name in names]
     found = [draft for draft in drafts if 0 < sum(placement_of(draft).gpus) <= 8 * nodes]
-    if nodes == 1:
-        return found
-    wide = [
-        "cluster.nodes=4",
-        "actor.ranks=32",
-        "reference.ranks=32",
-        "rollout.replicas=8",
-        "rollout.tensor_parallel=4",
-    ]
-    return [*found, compile_config("grpo-7b", [], wide, {}).draft]
+    sizes = [f"cluster.nodes={nodes}", f"actor.ranks={8 * nodes}", f"reference.ranks={8 * nodes}"]
+    engines = [f"rollout.replicas={4 * nodes}", "rollout.tensor_parallel=2"]
+    return [*found, compile_config("grpo-7b", [], [*sizes, *engines], {}).draft]
 
 
-def check(placement: Placement, seating: Seating) -> None:
+def check_seats(placement: Placement, seating: Seating) -> None:
+    """Devices are distinct within a role, and those of a process are the ones that the placement says."""
     for role, seats in seating.seats.items():
-        planned = placement.roles[role]
         found = [(seat.strategy.placement_group.id, index) for seat in seats for index in seat.devices]
         assert len(set(found)) == len(found), f"{role} has a device twice: {found}"
-        assert [len(seat.devices) for seat in seats] == [len(devices) for devices in planned]
-        for seat, devices in zip(seats, planned, strict=True):
+        for seat, devices in zip(seats, placement.roles[role], strict=True):
             assert [int(index) for index in seat.devices] == [device.index for device in devices]
-    sitters = {
-        (role, number): Sitter.options(**seat.options()).remote()
-        for role, seats in seating.seats.items()
-        for number, seat in enumerate(seats)
-    }
+
+
+def check_processes(placement: Placement, seating: Seating) -> None:
+    """Processes that take these seats are on the GPUs that the placement says; four of each role, to save time."""
     machines: dict[int, set[str]] = {}
-    for (role, number), sitter in sitters.items():
-        machine, devices = ray.get(sitter.where.remote(), timeout=200)
-        planned = placement.roles[role][number]
-        machines.setdefault(planned[0].node, set()).add(machine)
-        assert devices == [str(planned[0].index)], f"{role} {number} is on {devices}, not {planned}"
+    for role, seats in seating.seats.items():
+        numbers = range(0, len(seats), max(1, len(seats) // 4))
+        sitters = {number: Sitter.options(**seats[number].options()).remote() for number in numbers}
+        for number, sitter in sitters.items():
+            machine, devices = ray.get(sitter.where.remote(), timeout=200)
+            planned = placement.roles[role][number]
+            machines.setdefault(planned[0].node, set()).add(machine)
+            assert devices == [str(planned[0].index)], f"{role} {number} is on {devices}, not {planned}"
+            ray.kill(sitter)
+    assert len(machines) == len(placement.gpus), machines
     assert all(len(found) == 1 for found in machines.values()), f"a node is spread over machines: {machines}"
-    for sitter in sitters.values():
-        ray.kill(sitter)
 
 
 def main() -> None:
     nodes = int(sys.argv[1])
     start(nodes)
-    for config in presets(nodes):
-        began = time.monotonic()
+    for config in configs(nodes):
+        began, placement = time.monotonic(), placement_of(config)
         seating = take_seats(config)
-        print(config.mode, placement_of(config).gpus, f"reserved in {time.monotonic() - began:.1f} s", flush=True)
-        # Starting a process for each seat takes long on few cores: one preset shows what Ray does with seats.
-        if (config.mode == "grpo" and config is presets(nodes)[-1]) or (nodes == 1 and config.mode == "ppo"):
-            check(placement_of(config), seating)
+        print(config.mode, placement.gpus, f"reserved in {time.monotonic() - began:.1f} s", flush=True)
+        check_seats(placement, seating)
         seating.close()
+    check_processes(placement, take_seats(config))
     print("placed")
 
 

@@ -49,6 +49,12 @@ def test_an_overlong_prompt_is_found_before_training(tmp_path: Path) -> None:
         build.make_sampler(config, byte_tokenizer(), nullcontext)
 
 
+def test_the_size_of_published_weights_follows_from_the_shape_or_the_files(tmp_path: Path) -> None:
+    assert build.model_bytes(compile_config("grpo-7b", environ={}).draft, "") == pytest.approx(15.2e9, rel=0.01)
+    (tmp_path / "model.safetensors").write_bytes(b"x" * 100)
+    assert build.model_bytes(config_of(f'model.path="{tmp_path}"'), str(tmp_path)) == 100
+
+
 def test_the_folder_of_published_weights_is_gone_when_the_run_ends() -> None:
     with ExitStack() as stack:
         folder = Path(build.publish_folder(stack))

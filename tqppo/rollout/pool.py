@@ -62,9 +62,11 @@ class RolloutPool:
 
     def start(self, seats: Sequence[Seat] = ()) -> None:
         """Start every replica on its seat."""
-        make = ray.remote(max_concurrency=1000)(RolloutWorker)
+        make = ray.remote(RolloutWorker)
         self.workers = [
-            make.options(**seat.options()).remote(replace(spec, engine=spec.engine.on(seat)), self.queue)
+            make.options(**seat.options(), max_concurrency=1000).remote(
+                replace(spec, engine=spec.engine.on(seat)), self.queue
+            )
             for spec, seat in zip(self.specs, seats or [Seat()] * len(self.specs), strict=True)
         ]
         self.starting = [call(worker, RolloutWorker.start) for worker in self.workers]

@@ -16,6 +16,7 @@ import ray
 from transformers import AutoTokenizer
 
 from tqppo.config import facts
+from tqppo.config.plan.memory import BYTES
 from tqppo.config.sections import Config
 from tqppo.data.dataset import is_procedural
 from tqppo.data.prompts import DataSpec, Prompt, Sampler, demonstrations, for_validation
@@ -29,7 +30,6 @@ from tqppo.run.configure import RunPaths
 from tqppo.run.folder import RunFolder
 from tqppo.run.live import LiveRun, Validator
 from tqppo.run.processes import LOADING, START_TIMEOUT_S, ProcessStarter, make_turns, seat_processes, start_groups
-from tqppo.run.room import check_room, model_bytes
 from tqppo.run.teachers import Announce, prepare_teachers
 from tqppo.tiny.prepare import make_tiny_model
 from tqppo.trainers.stages import Clock
@@ -87,7 +87,6 @@ def prepare_paths(config: Config, folder: RunFolder, logs: Path, stack: ExitStac
     """Find or make the models of the run; returns where everything is."""
     with announce("making the model" if config.model.path == "tiny" else "finding the model"):
         model = prepare_model(config, folder.model)
-        check_room(config, model, folder.path)
     return RunPaths(
         model=model,
         tokenizer=config.model.tokenizer or model,
@@ -135,6 +134,14 @@ def make_queue(config: Config, stack: ExitStack) -> Queue:
     )
     stack.callback(queue.close)
     return queue
+
+
+def model_bytes(config: Config, model: str) -> int:
+    """The size of one published version: by the model's shape, or else by its files; 0 if neither is known."""
+    shape = facts.model_shape(config)
+    if shape is not None:
+        return shape.parameters * BYTES[facts.compute_dtype(config)]
+    return sum(file.stat().st_size for file in Path(model).glob("*.safetensors"))
 
 
 def publish_folder(stack: ExitStack, num_bytes: int = 0) -> str:

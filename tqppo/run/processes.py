@@ -59,7 +59,7 @@ def seat_processes(config: Config, stack: ExitStack, report: ReportEvent) -> Sea
 
 def make_turns(config: Config) -> DeviceTurns:
     """The turns of roles that share GPUs. Fake GPUs count what is on them; real ones do so themselves."""
-    placement, fake = placement_of(config), fake_gpus()
+    placement, fake = placement_of(config), fake_gpus(config.cluster.gpu_memory_gb)
     return DeviceTurns(placement, MemoryLedger(placement, fake.memory_bytes) if fake else None)
 
 
@@ -129,7 +129,7 @@ class ProcessStarter:
             with announce(LOADING):
                 self.groups_ready()
                 self.turns.make_room("rollout")
-        rollout, fake = self.config.rollout, fake_gpus()
+        rollout, fake = self.config.rollout, fake_gpus(self.config.cluster.gpu_memory_gb)
         pool = RolloutPool(
             configure.rollout_spec(self.config, self.paths, eos_token_ids),
             self.queue,

@@ -76,8 +76,8 @@ def make_plan(compilation: Compilation) -> Plan:
         roles=planned_roles(config),
         files=list(_files(config, compilation.name)),
         distillation=planned_distillation(config),
-        budget=make_budget(config),
         placement=placement_of(config),
+        budget=make_budget(config),
     )
 
 

@@ -76,9 +76,10 @@ class TeacherPool:
         self.starting = [[call(worker, TeacherWorker.start) for worker in group] for group in self.workers]
 
     def _make(self, spec: TeacherSpec, seat: Seat) -> ActorProxy[TeacherWorker]:
-        restarts = spec.engine.max_restarts
-        make = ray.remote(max_concurrency=1000, max_restarts=restarts, max_task_retries=0)(TeacherWorker)
-        return make.options(**seat.options()).remote(replace(spec, engine=spec.engine.on(seat)), self.queue)
+        make = ray.remote(TeacherWorker).options(
+            **seat.options(), max_concurrency=1000, max_restarts=spec.engine.max_restarts, max_task_retries=0
+        )
+        return make.remote(replace(spec, engine=spec.engine.on(seat)), self.queue)
 
     def ready(self) -> None:
         """Wait until every replica can score, and check that the replicas of a teacher say the same."""

@@ -69,9 +69,8 @@ def open_model(auto_class: AutoClass, spec: ModelSpec, device: torch.device, *, 
     dtype = compute_dtype(spec.dtype, device)
     kept = dtype if is_frozen else torch.float32
     try:
-        model = (
-            _without_memory(auto_class, spec, device, kept) if needs_sharding(dtype) and dist.is_initialized() else None
-        )
+        is_sharded = dist.is_initialized() and needs_sharding(dtype)
+        model = _without_memory(auto_class, spec, device, kept) if is_sharded else None
         if model is None:
             model = auto_class.from_pretrained(
                 spec.path,
@@ -111,19 +110,19 @@ def _without_memory(
     files = TensorFiles.find(spec.path)
     if files is None:
         return None
-    model = _from_config(auto_class, config, spec, attention_kernel(spec.attention, device), "meta")
+    model = _from_config(auto_class, config, spec, attention_kernel(spec.attention, device))
     if not files.have(model) or not _compute_buffers(model, device):
         return None
-    if model.can_generate():  # type: ignore[no-untyped-call]
+    if model.can_generate():
         model.generation_config = _generation_config(spec.path, config)
-    return model.to(dtype)  # type: ignore[return-value, arg-type]
+    for parameter in model.parameters():  # not the buffers, which stay as they were computed
+        parameter.data = parameter.data.to(dtype)
+    return model
 
 
-def _from_config(
-    auto_class: AutoClass, config: PretrainedConfig, spec: ModelSpec, attention: str, device: str
-) -> PreTrainedModel:
+def _from_config(auto_class: AutoClass, config: PretrainedConfig, spec: ModelSpec, attention: str) -> PreTrainedModel:
     make: Any = auto_class.from_config
-    with torch.device(device):
+    with torch.device("meta"):
         model: PreTrainedModel = make(
             config, dtype=torch.float32, attn_implementation=attention, trust_remote_code=spec.trust_remote_code
         )
@@ -146,7 +145,8 @@ def _compute_buffers(model: PreTrainedModel, device: torch.device) -> bool:
         for name in names:
             setattr(module, name, torch.empty_like(getattr(module, name), device=device))
         if names:
-            model._init_weights(module)
+            initialise: Any = model._init_weights
+            initialise(module)
     return True
 
 

@@ -127,8 +127,8 @@ def _hidden(backbone: nn.Module, micro: MicroBatch) -> Tensor:
 def load_policy(spec: ModelSpec, device: torch.device, *, is_frozen: bool = False) -> PolicyModel:
     """With LoRA the model itself is frozen too, and only its adapter learns."""
     causal_lm = open_model(AutoModelForCausalLM, spec, device, is_frozen=is_frozen or bool(spec.lora_rank))
-    model = PolicyModel(causal_lm)
     check_head(causal_lm, spec.path)
+    model = PolicyModel(causal_lm)
     return model
 
 

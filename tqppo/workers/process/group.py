@@ -126,9 +126,11 @@ class WorkerGroup(Generic[W]):
 
     def start(self) -> None:
         is_one_node = ray_calls.num_nodes() == 1
-        make = ray.remote(max_restarts=0)(RankProcess)
+        make = ray.remote(RankProcess)
         self._processes = [
-            cast("ActorHandle[RankProcess[W]]", make.options(**seat.options()).remote(spec, self._queue))
+            cast(
+                "ActorHandle[RankProcess[W]]", make.options(**seat.options(), max_restarts=0).remote(spec, self._queue)
+            )
             for spec, seat in zip(self._specs, self._seats, strict=True)
         ]
         opened = ray_calls.call(self._processes[0], RankProcess.open)
