@@ -27,7 +27,7 @@ def too_large_for_a_gpu(context: Context, gpu_bytes: float, code: str = "E422") 
     config = context.config
     for key, (needed, share) in engine_shortage(config, gpu_bytes).items():
         fix = remedies(config, _engine_fits(key, gpu_bytes), for_engine(config, key))
-        message = f"an engine's weights need {size(needed)} of each GPU, and its share is {size(share)}"
+        message = f"an engine needs at least {size(needed)} of each GPU, and its share is {size(share)}"
         keys = (key, f"{key.rpartition('.')[0]}.tensor_parallel", "cluster.gpu_memory_gb")
         yield context.report(code, message, keys, allowed=f"at least {needed / gpu_bytes:.2f}", fix=fix)
     for stage in _largest(make_budget(config, gpu_bytes)):

@@ -152,7 +152,9 @@ def engine_shortage(config: Config, gpu_bytes: float) -> dict[str, tuple[float, 
         }
     for name, share in engines.items():
         parts = {part.name: part.num_bytes for part in roles[name].memory}
-        if parts and gpu_bytes and (needed := parts["weights"] + ENGINE_WORK) > share * gpu_bytes:
+        rows = facts.running_rows(config) if name == "rollout" else 1
+        needed = parts["weights"] + parts["KV cache"] / rows + ENGINE_WORK if parts else 0.0
+        if gpu_bytes and needed > share * gpu_bytes:
             key = "rollout" if name == "rollout" else f"teachers.{name.removeprefix('teacher ')}"
             found[f"{key}.memory_fraction"] = (needed, share * gpu_bytes)
     return found
