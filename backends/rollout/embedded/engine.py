@@ -144,7 +144,7 @@ class EmbeddedRollout:
         if self._decoder is None or self._state == "asleep":
             return 0
         tensors = self._decoder.model.state_dict().values()
-        return self._decoder.cache_bytes + sum(tensor.nbytes for tensor in tensors)
+        return int(self._decoder.cache_bytes + sum(tensor.nbytes for tensor in tensors))
 
     async def close(self) -> None:
         self._state = "closed"

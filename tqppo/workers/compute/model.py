@@ -187,9 +187,14 @@ def _init_adapters(model: nn.Module, seed: int) -> None:
         torch.manual_seed(seed)
         for layer in (module for module in model.modules() if isinstance(module, LoraLayer)):
             first, second = layer.lora_A["default"], layer.lora_B["default"]
-            start = nn.init.kaiming_uniform_(torch.empty(first.weight.shape, device="cpu"), a=math.sqrt(5))
+            start = nn.init.kaiming_uniform_(torch.empty(_shape(first), device="cpu"), a=math.sqrt(5))
             first.weight = nn.Parameter(start)
-            second.weight = nn.Parameter(torch.zeros(second.weight.shape, device="cpu"))
+            second.weight = nn.Parameter(torch.zeros(_shape(second), device="cpu"))
+
+
+def _shape(layer: nn.Module) -> torch.Size:
+    assert isinstance(layer.weight, Tensor)
+    return layer.weight.shape
 
 
 @contextmanager
