@@ -185,9 +185,9 @@ class EmbeddedRollout:
         while self._state != "closed":
             if withdrawn := self._pending.withdrawn_rows(decoder.rows.tickets):
                 self._pending.answer(decoder.drop(withdrawn))
-            decoder.kept.settle(between_batches=not decoder.num_rows and not self._pending.is_admitting)
             if self._state == "ready":
                 await self._score_pending()
+            decoder.kept.settle(between_batches=not decoder.num_rows and not self._pending.is_admitting)
             is_admitting = self._state == "ready"
             tickets = self._pending.admit(decoder.num_free, decoder.num_rows) if is_admitting else []
             if not tickets and not decoder.num_rows:
