@@ -40,7 +40,7 @@ def context_of(preset: str, *sets: str) -> Context:
 @pytest.mark.parametrize(
     "sets",
     [
-        ("actor.ranks=2", "rollout.replicas=2", "reference.ranks=2", "cluster.gpus_per_node=2", "cluster.nodes=1"),
+        ("actor.ranks=1", "rollout.replicas=1", "reference.ranks=1", "cluster.gpus_per_node=1"),
         ("actor.gradient_checkpointing=false",),
         ("cluster.gpu_memory_gb=24",),
     ],
