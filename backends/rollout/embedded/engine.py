@@ -185,8 +185,10 @@ class EmbeddedRollout:
         while self._state != "closed":
             if withdrawn := self._pending.withdrawn_rows(decoder.rows.tickets):
                 self._pending.answer(decoder.drop(withdrawn))
-            if self._state == "ready":
-                await self._score_pending()
+            if self._state == "ready" and (batch := self._pending.take_scores()) is not None:
+                assert self._scorer is not None  # one batch at a time, so that the decoder gets its turn
+                scores = await self._compute(partial(self._scorer.score, batch), batch.num_tokens)
+                self._pending.answer_scores(scores)
             decoder.kept.settle(between_batches=not decoder.num_rows and not self._pending.is_admitting)
             is_admitting = self._state == "ready"
             tickets = self._pending.admit(decoder.num_free, decoder.num_rows) if is_admitting else []
@@ -195,13 +197,6 @@ class EmbeddedRollout:
             num_tokens = decoder.num_rows + sum(map(len, {ticket.tokens for ticket in tickets}))
             self._pending.answer(await self._compute(partial(decoder.advance, tickets), num_tokens))
             await asyncio.sleep(0)
-
-    async def _score_pending(self) -> None:
-        """Score one batch, so that the decoder gets its turn between two."""
-        batch = self._pending.take_scores()
-        if batch is not None:
-            assert self._scorer is not None
-            self._pending.answer_scores(await self._compute(partial(self._scorer.score, batch), batch.num_tokens))
 
     async def _compute(self, forward: Callable[[], R], num_tokens: int) -> R:
         if num_tokens * self._num_parameters < LONG_FORWARD:

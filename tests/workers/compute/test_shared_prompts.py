@@ -7,7 +7,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import AutoModel, AutoModelForCausalLM, BloomConfig, LlamaConfig, MistralConfig, Qwen3Config
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    BloomConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaModel,
+    MistralConfig,
+    Qwen3Config,
+)
 
 from tqppo.algorithms.layout import to_nested
 from tqppo.workers.compute import shared_prompts
@@ -128,9 +137,16 @@ def test_only_models_that_attend_to_all_positions_share_prompts(config: Any, is_
 
 
 def test_a_model_that_ignores_the_mask_shares_no_prompts() -> None:
-    model = AutoModelForCausalLM.from_config(LlamaConfig(**SIZES))
-    forward = model.model.forward
-    model.model.forward = lambda attention_mask=None, **inputs: forward(**inputs)
+    class MaskBlind(LlamaModel):
+        def forward(self, *, attention_mask: Any = None, **inputs: Any) -> Any:
+            return super().forward(**inputs)
+
+    class BlindForCausalLM(LlamaForCausalLM):
+        def __init__(self, config: LlamaConfig) -> None:
+            super().__init__(config)
+            self.model = MaskBlind(config)
+
+    model = BlindForCausalLM(LlamaConfig(**SIZES))
     assert shared_prompts.attention_pairs_per_token(model, torch.device("cpu")) == 0
 
 

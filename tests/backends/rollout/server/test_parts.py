@@ -6,16 +6,21 @@ import asyncio
 import importlib
 import importlib.util
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+from transformers import AutoConfig
 
 from tqppo.errors import EngineError
+from tqppo.protocols import EngineSpec
+from tqppo.weights import checksum
 
 server: Any = {name: importlib.import_module(f"tqppo_backends.rollout.server.{name}") for name in ("gate", "group")}
+cache: Any = importlib.import_module("tqppo_backends.rollout.server.cache")
 ROLLOUT = Path(server["gate"].__file__).parents[1]
 
 
@@ -120,7 +125,8 @@ class FakeGroup:
         pass
 
 
-def test_buckets_arrive_in_vllm_as_the_tensors_that_were_sent() -> None:
+def test_buckets_arrive_in_vllm_as_the_tensors_that_were_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TQPPO_CHECKSUM", checksum.__file__)
     receiver = load("vllm_guard/tqppo_weights.py").Receiver()
     first, second, half = torch.randn(2, 3), torch.randn(4), torch.randn(5).bfloat16()
     receiver.device = torch.device("cpu")
@@ -150,3 +156,19 @@ def test_the_stand_in_for_sglangs_kernels_is_imported_only_on_a_cpu(monkeypatch:
     monkeypatch.setenv("SGLANG_USE_CPU_ENGINE", "1")
     with pytest.raises(RuntimeError, match="CUDA kernel"):
         load("sglang_cpu/sgl_kernel/__init__.py").some_kernel()
+
+
+def test_the_cache_holds_every_sequence_that_runs_at_once_at_its_longest() -> None:
+    block = cache.BLOCK_TOKENS
+    spec = EngineSpec(model="", max_context_tokens=100, max_running=7)
+    assert cache.cache_tokens(spec, 100) == 7 * block
+    assert cache.cache_tokens(spec, block + 1) == 7 * 2 * block
+    assert cache.cache_tokens(replace(spec, max_running=1), 100) == 2 * block
+
+
+def test_a_token_takes_its_keys_and_values_of_all_layers(tiny_model: Path) -> None:
+    config = AutoConfig.from_pretrained(tiny_model)
+    width = config.num_key_value_heads * (config.hidden_size // config.num_attention_heads)
+    spec = EngineSpec(model=str(tiny_model), max_context_tokens=8, dtype="float32")
+    assert cache.token_bytes(spec) == 2 * config.num_hidden_layers * width * 4
+    assert cache.token_bytes(replace(spec, dtype="bfloat16")) == 2 * config.num_hidden_layers * width * 2
