@@ -60,7 +60,7 @@ def test_value_and_gradient_are_those_of_the_full_logits(kind, low, seed, tokens
     for ours, full in zip(
         *(torch.autograd.grad((each * upstream).sum(), (hidden, head)) for each in (found, expected)), strict=True
     ):
-        torch.testing.assert_close(ours, full, atol=1e-6, rtol=2e-6)
+        torch.testing.assert_close(ours, full, atol=5e-6, rtol=2e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
