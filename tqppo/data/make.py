@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tqppo.builtin import DATA_FILES
 from tqppo.data.dataset import parse_row
-from tqppo.data.recipes import FileRow, Recipe
+from tqppo.data.recipes import Recipe, SourceRow
 from tqppo.errors import DataError, PreflightError
 
 SPLITS = ("train", "test", "validation")
@@ -54,7 +54,7 @@ def download(recipe: Recipe) -> Path:
     return Path(folder) / recipe.inside
 
 
-def rows_of(path: Path) -> Iterator[FileRow]:
+def rows_of(path: Path) -> Iterator[SourceRow]:
     if path.suffix == ".parquet":
         import pyarrow
         import pyarrow.parquet

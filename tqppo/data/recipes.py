@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tqppo.errors import DataError
 
-FileRow = Mapping[str, object]
+SourceRow = Mapping[str, object]
 Converted = tuple[str, str]  # question, reference answer
 NUMBER_RULE = 'Reason step by step. Write the final number on the last line, after "####".'
 BOXED_RULE = "Reason step by step. Write the final answer inside \\boxed{}."
@@ -23,10 +23,10 @@ class Recipe:
     inside: str  # folder of its files in the repository
     folder: str
     source: str
-    convert: Callable[[FileRow], Converted]
+    convert: Callable[[SourceRow], Converted]
     unnamed: str = "train"  # split of a file whose name tells none
 
-    def row(self, row: FileRow, split: str, index: int) -> dict[str, object]:
+    def row(self, row: SourceRow, split: str, index: int) -> dict[str, object]:
         """A row with verl's columns. Rows that have them already keep prompt, source and answer."""
         extra = {"split": split, "index": index}
         if "prompt" in row and isinstance(answer := row.get("reward_model"), Mapping):
@@ -42,7 +42,7 @@ class Recipe:
         }
 
 
-def _text(row: FileRow, *names: str) -> str:
+def _text(row: SourceRow, *names: str) -> str:
     """The first of these columns that the row has."""
     for name in names:
         if isinstance(value := row.get(name), str):
@@ -50,7 +50,7 @@ def _text(row: FileRow, *names: str) -> str:
     raise DataError(f"a row has none of the columns {', '.join(names)}, only {', '.join(map(str, row))}")
 
 
-def _gsm8k(row: FileRow) -> Converted:
+def _gsm8k(row: SourceRow) -> Converted:
     question, answer = _text(row, "question"), _text(row, "answer")
     marked = re.findall(r"####\s*(.+)", answer)
     if not marked:
@@ -58,7 +58,7 @@ def _gsm8k(row: FileRow) -> Converted:
     return f"{question}\n\n{NUMBER_RULE}", marked[-1].strip().replace(",", "")
 
 
-def _math(row: FileRow) -> Converted:
+def _math(row: SourceRow) -> Converted:
     problem = _text(row, "problem", "question")
     answer = row.get("answer")
     return f"{problem}\n\n{BOXED_RULE}", answer if isinstance(answer, str) else boxed(_text(row, "solution"))
@@ -77,7 +77,7 @@ def boxed(solution: str) -> str:
     raise DataError(f"a \\boxed{{ is not closed: {solution[start:]!r:.60}")
 
 
-def _code(row: FileRow) -> Converted:
+def _code(row: SourceRow) -> Converted:
     tests = row.get("test_list")
     shown = "\n".join(map(str, tests)) if isinstance(tests, list) else ""
     asked = f"{_text(row, 'text', 'prompt')}\n\nIt must pass:\n{shown}" if shown else _text(row, "text", "prompt")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tqppo.config.compile import compile_config
-from tqppo.config.plan.budget import ASLEEP, DEVICE_CONTEXT, GIB, INTERPRETER, SERVERS, Budget, make_budget
+from tqppo.config.plan.budget import ASLEEP, DEVICE_CONTEXT, GIB, INTERPRETER, SERVERS, MemoryBudget, make_budget
 from tqppo.config.plan.budget_text import budget_text
 from tqppo.config.plan.memory import total
 from tqppo.config.plan.roles import planned_roles
@@ -20,7 +20,7 @@ def config_of(preset: str, *sets: str) -> Config:
     return compilation.draft
 
 
-def held(budget: Budget, stage: str) -> dict[str, float]:
+def held(budget: MemoryBudget, stage: str) -> dict[str, float]:
     found = next(each for each in budget.stages if each.stage == stage)
     return {part.name: part.num_bytes for part in found.held}
 

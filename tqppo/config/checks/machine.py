@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from tqppo.config.checks.memory import too_large_for_a_gpu
 from tqppo.config.checks.registry import Context
 from tqppo.config.diagnostics import Diagnostic, render_text
-from tqppo.config.plan.budget import Budget, make_budget
+from tqppo.config.plan.budget import MemoryBudget, make_budget
 from tqppo.config.plan.machine import Machine
 from tqppo.config.plan.memory import MemoryPart, size, total
 from tqppo.config.plan.remedies import for_host, remedies
@@ -46,7 +46,7 @@ def lacking(context: Context, machine: Machine) -> Iterator[Diagnostic]:
         yield context.report("E614", message, keys, found=_parts(parts), fix=fix)
 
 
-def _memory(context: Context, budget: Budget, machine: Machine) -> Iterator[Diagnostic]:
+def _memory(context: Context, budget: MemoryBudget, machine: Machine) -> Iterator[Diagnostic]:
     needed = total(budget.host)
     if not machine.memory or needed <= machine.memory:
         return
@@ -60,7 +60,7 @@ def _memory(context: Context, budget: Budget, machine: Machine) -> Iterator[Diag
     yield context.report("E612", message, keys, found=_parts(budget.host), fix=fix)
 
 
-def _shared(context: Context, budget: Budget, machine: Machine) -> Iterator[Diagnostic]:
+def _shared(context: Context, budget: MemoryBudget, machine: Machine) -> Iterator[Diagnostic]:
     """Weights and columns that do not fit into /dev/shm go through files elsewhere, which is slower."""
     needed = total(budget.shared)
     if machine.shared and needed > machine.shared:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from tqppo.config import facts
 from tqppo.config.checks.registry import Context, check
 from tqppo.config.diagnostics import Diagnostic
-from tqppo.config.plan.budget import GIB, Budget, StageMemory, engine_shortage, make_budget
+from tqppo.config.plan.budget import GIB, MemoryBudget, StageMemory, engine_shortage, make_budget
 from tqppo.config.plan.memory import size
 from tqppo.config.plan.remedies import fits_gpu, for_engine, for_worker, remedies
 from tqppo.config.sections import Config
@@ -38,7 +38,7 @@ def _engine_fits(key: str, gpu_bytes: float) -> Callable[[Config], bool]:
     return lambda config: key not in engine_shortage(config, gpu_bytes)
 
 
-def _largest(budget: Budget) -> list[StageMemory]:
+def _largest(budget: MemoryBudget) -> list[StageMemory]:
     """The stages that do not fit, the largest of each role."""
     found: dict[str, StageMemory] = {}
     for stage in budget.overfull:

@@ -40,7 +40,7 @@ class StageMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
+class MemoryBudget:
     """`gpu_bytes` is the size of a GPU; 0: not known. `unknown` are roles whose models have no known shape."""
 
     gpu_bytes: float = 0.0
@@ -56,13 +56,13 @@ class Budget:
         return [stage for stage in self.stages if self.gpu_bytes and stage.num_bytes > self.gpu_bytes]
 
 
-def make_budget(config: Config, gpu_bytes: float = 0.0) -> Budget:
+def make_budget(config: Config, gpu_bytes: float = 0.0) -> MemoryBudget:
     """The sums of a config. `gpu_bytes` is asked of a device, for configs that do not say it."""
     gpu_bytes = config.cluster.gpu_memory_gb * GIB or gpu_bytes
     roles = {role.name: role for role in planned_roles(config)}
     models = {name: role for name, role in roles.items() if name != "storage"}
     shared = list(_shared(config))
-    return Budget(
+    return MemoryBudget(
         gpu_bytes=gpu_bytes,
         stages=list(_stages(config, models, gpu_bytes)),
         host=[*_host(config, models), *shared],

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tqppo.config.plan.budget import Budget
+from tqppo.config.plan.budget import MemoryBudget
 from tqppo.config.plan.memory import MemoryPart, size, total
 
 
-def budget_text(budget: Budget, *, formulas: bool = False) -> Iterator[str]:
+def budget_text(budget: MemoryBudget, *, formulas: bool = False) -> Iterator[str]:
     """A line for each stage on a GPU, and one each for a node's memory, /dev/shm and the disk."""
     if budget.unknown:
         yield f"Not in these sums, because the shape of the model is not known: {', '.join(budget.unknown)}"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tqppo.config import facts
 from tqppo.config.facts import context_tokens, model_shape, required_multiple, rows_per_step
 from tqppo.config.placement import placement_of
-from tqppo.config.plan.budget import Budget, make_budget
+from tqppo.config.plan.budget import MemoryBudget, make_budget
 from tqppo.config.plan.memory import BYTES, size
 from tqppo.config.plan.roles import PlannedRole, planned_roles
 from tqppo.config.plan.storage import PlannedStage, planned_stages
@@ -42,7 +42,7 @@ class Plan:
     files: list[tuple[str, str]]
     placement: Placement
     distillation: PlannedDistillation | None = None
-    budget: Budget = field(default_factory=Budget)
+    budget: MemoryBudget = field(default_factory=MemoryBudget)
 
     def as_dict(self) -> dict[str, Any]:
         plan = asdict(self)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from tqppo.config import facts
-from tqppo.config.plan.budget import Budget, StageMemory
+from tqppo.config.plan.budget import MemoryBudget, StageMemory
 from tqppo.config.sections import Config, ReferenceSection, RewardModelSection, Section
 
 Change = dict[str, object]  # dotted key → value
@@ -43,7 +43,7 @@ def _toml(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def fits_gpu(plan: Callable[[Config], Budget], stage: StageMemory) -> Callable[[Config], bool]:
+def fits_gpu(plan: Callable[[Config], MemoryBudget], stage: StageMemory) -> Callable[[Config], bool]:
     """Whether a changed config no longer overfills the GPU at this stage."""
     return lambda config: all(each.stage != stage.stage for each in plan(config).overfull)
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tqppo import plugins
 from tqppo.protocols import EngineSpec
 
+cache: Any = importlib.import_module("tqppo_backends.rollout.server.cache")
 # two layers, keys and values of two heads of 32 numbers, in float32
 TOKEN_BYTES = 2 * 2 * 2 * 32 * 4
 
@@ -36,3 +39,9 @@ def test_half_precision_halves_the_bytes(tiny_model: Path) -> None:
         argument("vllm", replace(spec, dtype=dtype), "kv-cache-memory-bytes") for dtype in ("auto", "bfloat16")
     )
     assert whole == 2 * half
+
+
+def test_a_cache_has_room_for_two_sequences_at_least(tiny_model: Path) -> None:
+    spec = EngineSpec(str(tiny_model), max_context_tokens=100, max_running=1)
+    assert cache.cache_tokens(spec, 100) >= 200
+    assert cache.token_bytes(spec) == TOKEN_BYTES
