@@ -23,6 +23,7 @@ HELP = [
     ("train",),
     ("resume",),
     ("validate-config",),
+    ("data",),
     ("schema",),
     ("env",),
     ("presets",),

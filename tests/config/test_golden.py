@@ -92,8 +92,9 @@ CASES: dict[str, Case] = {
         "[cluster]\ngpus_per_node = 1\ngpu_memory_gb = 40.0\n[rollout]\nmax_new_tokens = 2048\n"
     ),
     "engine-over-its-share": Case(
-        '[model]\npath = "Qwen/Qwen2.5-7B"\nlora_rank = 16\n[actor]\ngradient_checkpointing = true\n'
-        '[rollout]\nbackend = "vllm"\nmemory_fraction = 0.15\n[cluster]\ngpus_per_node = 2\ngpu_memory_gb = 80.0\n'
+        '[model]\npath = "Qwen/Qwen2.5-7B"\nlora_rank = 16\n[actor]\ngradient_checkpointing = true\nranks = 2\n'
+        '[rollout]\nbackend = "vllm"\nreplicas = 2\nmemory_fraction = 0.15\n'
+        "[cluster]\ngpus_per_node = 2\ngpu_memory_gb = 80.0\n"
     ),
     **distill_cases.CASES,
 }

@@ -74,8 +74,8 @@ def test_a_file_whose_name_tells_no_split_belongs_where_the_dataset_says(tmp_pat
     [
         ('{"question": "2 + 2?", "answer": "4"}', 'row 1: the answer to .* has no "####"'),
         ('{"text": "2 + 2?"}', "row 1: a row has none of the columns question, only text"),
-        ("[1]", "train.jsonl:1 is not an object"),
-        ("{", "train.jsonl:1 is not JSON"),
+        ("[1]", "train.jsonl:1: expected a JSON object"),
+        ("{", "train.jsonl:1: not valid JSON"),
         ("", "no rows"),
     ],
 )

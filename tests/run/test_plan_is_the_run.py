@@ -28,7 +28,7 @@ OVERRIDES: dict[str, tuple[str, ...]] = {
         "algorithm.kl_loss_coef=0.01",
         "reference.path=base",
     ),
-    "reward model": ("reward_model.path=scores",),
+    "reward model": ("reward_model.path=scores", "algorithm.filter_groups=false"),
     "correction": ("algorithm.old_logprobs=recompute", "algorithm.correction=token"),
     "rejection": ("algorithm.old_logprobs=recompute", "algorithm.reject=seq_mean"),
     "sessions": ("algorithm.aggregate=session-mean",),

@@ -114,6 +114,7 @@ def test_gae_adds_returns_and_remax_uses_the_greedy_reward(queue: Queue) -> None
         put(queue, rows, [1.0, 0.0], values=0.5),
         features=replace(ENGINE_ONLY, uses_values=True),
         advantage="gae",
+        options=EstimateOptions(lam=0.95),
     )
     assert columns["returns"].values().tolist() == pytest.approx([0.975, 1.0, 0.025, 0.0], abs=1e-6)
     again = put(queue, [tags("b", 0), tags("b", 1)], [1.0, 0.0])

@@ -21,7 +21,10 @@ def data(
     out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where to write. Default: data/NAME.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make the parquet files that a preset reads, from the hub or from a local copy."""
+    """Make the data files that presets read.
+
+    Rows come from the hub, or from a copy on this machine (--from).
+    """
     from tqppo.data.make import make_files
     from tqppo.data.recipes import RECIPES
 

@@ -207,7 +207,7 @@ class JsonRows:
         for number, line in enumerate(data.split(b"\n"), 1):
             if line.strip():
                 self._lines.append(number)
-                self._columns.append(_parse(line, f"{path}:{number}"))
+                self._columns.append(parse_row(line, f"{path}:{number}"))
         if not self._lines:
             raise DataError(f"data file {path} has no rows")
         for index in range(len(self._lines)):
@@ -300,7 +300,8 @@ def _lookup(columns: FileRow, key: str, where: str, setting: str) -> object:
     return value
 
 
-def _parse(line: bytes, where: str) -> FileRow:
+def parse_row(line: bytes, where: str) -> FileRow:
+    """One line of a JSONL file; `where` names it in messages."""
     try:
         value = json.loads(line)
     except ValueError as error:

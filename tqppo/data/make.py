@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tqppo.builtin import DATA_FILES
+from tqppo.data.dataset import parse_row
 from tqppo.data.recipes import FileRow, Recipe
 from tqppo.errors import DataError, PreflightError
 
@@ -68,17 +69,7 @@ def rows_of(path: Path) -> Iterator[FileRow]:
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             if line.strip():
-                yield _parsed(line, f"{path}:{number}")
-
-
-def _parsed(line: bytes, where: str) -> FileRow:
-    try:
-        row = json.loads(line)
-    except ValueError as error:
-        raise DataError(f"{where} is not JSON: {error}") from None
-    if not isinstance(row, dict):
-        raise DataError(f"{where} is not an object with columns")
-    return row
+                yield parse_row(line, f"{path}:{number}")
 
 
 def _write(recipe: Recipe, split: str, paths: Sequence[Path], folder: Path) -> int:

@@ -166,3 +166,12 @@ def test_a_replica_runs_no_more_rows_than_there_are() -> None:
 def test_a_preset_whose_name_has_a_dot_keeps_it() -> None:
     assert compile_config("grpo-0.5b", environ={}).name == "grpo-0.5b"
     assert plan_of("grpo-0.5b").files[0][0].startswith("runs/grpo-0.5b-")
+
+
+def test_a_critic_has_no_output_layer() -> None:
+    roles = {role.name: role for role in plan_of("ppo-7b").roles}
+    actor, critic = (
+        next(p.num_bytes for p in roles[name].memory if p.name == "weights") for name in ("actor", "critic")
+    )
+    assert actor - critic == 4 * 152_064 * 3584 / 8
+    assert "logits" not in {part.name for part in roles["critic"].memory}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from tqppo.config import facts
 from tqppo.config.checks.registry import Context, check
@@ -26,14 +26,16 @@ def too_large_for_a_gpu(context: Context, gpu_bytes: float, code: str = "E422") 
         return
     config = context.config
     for key, (needed, share) in engine_shortage(config, gpu_bytes).items():
-        fix = remedies(
-            config, lambda each, key=key: key not in engine_shortage(each, gpu_bytes), for_engine(config, key)
-        )
-        message = f"an engine's weights need {size(needed)} of each GPU, and its share is {size(share)}"
+        fix = remedies(config, _engine_fits(key, gpu_bytes), for_engine(config, key))
+        message = f"an engine needs at least {size(needed)} of each GPU, and its share is {size(share)}"
         keys = (key, f"{key.rpartition('.')[0]}.tensor_parallel", "cluster.gpu_memory_gb")
         yield context.report(code, message, keys, allowed=f"at least {needed / gpu_bytes:.2f}", fix=fix)
     for stage in _largest(make_budget(config, gpu_bytes)):
         yield _report(context, stage, gpu_bytes, code)
+
+
+def _engine_fits(key: str, gpu_bytes: float) -> Callable[[Config], bool]:
+    return lambda config: key not in engine_shortage(config, gpu_bytes)
 
 
 def _largest(budget: Budget) -> list[StageMemory]:

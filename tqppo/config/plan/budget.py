@@ -21,7 +21,7 @@ DEVICE_CONTEXT = 1.0 * GIB
 ASLEEP = 2.0 * GIB  # of an engine asleep: its context and its captured graphs
 ENGINE_WORK = 1.0 * GIB  # of an engine beside weights and cache
 # Resident sizes of real CPU runs.
-INTERPRETER = 0.65 * GIB  # Python with torch, transformers and Ray
+INTERPRETER = 0.5 * GIB  # own pages of Python with torch, transformers and Ray (0.3) and what its allocator keeps
 SERVERS = {"vllm": 1.9 * GIB, "sglang": 2.4 * GIB}  # processes of an engine's server, beside weights and cache
 DRIVER = 1.2 * GIB  # driver, index and estimator
 
@@ -152,7 +152,9 @@ def engine_shortage(config: Config, gpu_bytes: float) -> dict[str, tuple[float, 
         }
     for name, share in engines.items():
         parts = {part.name: part.num_bytes for part in roles[name].memory}
-        if parts and gpu_bytes and (needed := parts["weights"] + ENGINE_WORK) > share * gpu_bytes:
+        rows = facts.running_rows(config) if name == "rollout" else 1
+        needed = parts["weights"] + parts["KV cache"] / rows + ENGINE_WORK if parts else 0.0
+        if gpu_bytes and needed > share * gpu_bytes:
             key = "rollout" if name == "rollout" else f"teachers.{name.removeprefix('teacher ')}"
             found[f"{key}.memory_fraction"] = (needed, share * gpu_bytes)
     return found

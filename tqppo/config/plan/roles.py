@@ -57,6 +57,8 @@ def _worker_role(config: Config, role: str, ranks: int, shape: ModelShape | None
         has_logits=role in ("actor", "reference"),
     )
     shape = shape_of(path) if path else shape
+    if shape and not how.has_logits:
+        shape = replace(shape, tied=True)  # critics and reward models have no output layer over the vocabulary
     parts = training_memory(shape, how) if shape else []
     return PlannedRole(role, ranks, _devices(config, ranks), path or config.model.path, parts)
 

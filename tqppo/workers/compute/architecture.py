@@ -32,6 +32,7 @@ def clone(model: PreTrainedModel) -> PreTrainedModel:
     kernel = "sdpa" if getattr(model, "_supports_sdpa", False) else "eager"
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.manual_seed(0)
-        small_model: PreTrainedModel = type(model)._from_config(small, attn_implementation=kernel, dtype=torch.float32)
+        make: Any = type(model)._from_config
+        small_model: PreTrainedModel = make(small, attn_implementation=kernel, dtype=torch.float32)
     small_model.eval()  # type: ignore[no-untyped-call]
     return small_model
