@@ -85,7 +85,7 @@ def open_model(auto_class: AutoClass, spec: ModelSpec, device: torch.device, *, 
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         model.train()  # transformers checkpoints only in training mode; dropout is off by now
     else:
-        model.eval()  # type: ignore[no-untyped-call]
+        model.eval()
     return model
 
 
