@@ -195,7 +195,7 @@ def _reserve_node(seating: Seating, count: int, cpus: float) -> list[Bundle]:
 def _reserve(count: int, cpus: float) -> PlacementGroup:
     from ray.util.placement_group import placement_group, remove_placement_group
 
-    group = placement_group([{"GPU": 1.0, "CPU": cpus}] * count, strategy="STRICT_PACK")
+    group: PlacementGroup = placement_group([{"GPU": 1.0, "CPU": cpus}] * count, strategy="STRICT_PACK")
     if not group.wait(RESERVE_TIMEOUT_S):
         remove_placement_group(group)
         raise PreflightError(

@@ -20,7 +20,7 @@ def checksum(tensor: Tensor) -> str:
     that of the whole: engines join tensors, pad them and split them over GPUs.
     """
     total = 0
-    for part in tensor.detach().reshape(-1).split(CHUNK):
+    for part in torch.split(tensor.detach().reshape(-1), CHUNK):
         bits = part.view(_INTEGERS[part.element_size()]).to(torch.int64) * _FIRST
         bits ^= bits >> 32
         total += int((bits * _SECOND).sum())

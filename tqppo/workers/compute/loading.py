@@ -85,7 +85,7 @@ def open_model(auto_class: AutoClass, spec: ModelSpec, device: torch.device, *, 
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         model.train()  # transformers checkpoints only in training mode; dropout is off by now
     else:
-        model.eval()  # type: ignore[no-untyped-call]
+        model.eval()
     return model
 
 
@@ -187,6 +187,8 @@ class TensorFiles:
     def rows(self, name: str, begin: int, count: int) -> Tensor:
         """Some rows of a tensor, read from its file without the rest of it."""
         file, place = self.places[name]
+        if not count:
+            return torch.empty(0, *place.shape[1:], dtype=place.dtype)
         row_bytes = (place.end - place.begin) // max(1, place.shape[0])
         content = np.fromfile(file, np.uint8, count * row_bytes, offset=place.begin + begin * row_bytes)
         return torch.from_numpy(content).view(place.dtype).view(count, *place.shape[1:])
