@@ -143,8 +143,8 @@ class EmbeddedRollout:
     def held_bytes(self) -> int:
         if self._decoder is None or self._state == "asleep":
             return 0
-        tensors = self._decoder.model.state_dict().values()
-        return int(self._decoder.cache_bytes + sum(tensor.nbytes for tensor in tensors))
+        weights: int = sum(tensor.nbytes for tensor in self._decoder.model.state_dict().values())
+        return self._decoder.cache_bytes + weights
 
     async def close(self) -> None:
         self._state = "closed"

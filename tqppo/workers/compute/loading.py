@@ -187,6 +187,8 @@ class TensorFiles:
     def rows(self, name: str, begin: int, count: int) -> Tensor:
         """Some rows of a tensor, read from its file without the rest of it."""
         file, place = self.places[name]
+        if not count:
+            return torch.empty(0, *place.shape[1:], dtype=place.dtype)
         row_bytes = (place.end - place.begin) // max(1, place.shape[0])
         if not count:
             return torch.empty(0, *place.shape[1:], dtype=place.dtype)

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -186,15 +186,10 @@ def _init_adapters(model: nn.Module, seed: int) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         for layer in (module for module in model.modules() if isinstance(module, LoraLayer)):
-            first, second = layer.lora_A["default"], layer.lora_B["default"]
-            start = nn.init.kaiming_uniform_(torch.empty(_shape(first), device="cpu"), a=math.sqrt(5))
+            first, second = (cast(nn.Linear, pair["default"]) for pair in (layer.lora_A, layer.lora_B))
+            start = nn.init.kaiming_uniform_(torch.empty(first.weight.shape, device="cpu"), a=math.sqrt(5))
             first.weight = nn.Parameter(start)
-            second.weight = nn.Parameter(torch.zeros(_shape(second), device="cpu"))
-
-
-def _shape(layer: nn.Module) -> torch.Size:
-    assert isinstance(layer.weight, Tensor)
-    return layer.weight.shape
+            second.weight = nn.Parameter(torch.zeros(second.weight.shape, device="cpu"))
 
 
 @contextmanager
