@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGES = ["README.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/distillation.md", "docs/agents.md"]
+PAGES = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "docs/architecture.md",
+    "docs/distillation.md",
+    "docs/agents.md",
+    "docs/data-and-rewards.md",
+]
 FOLDERS = ("tqppo", "backends", "presets", "tests", "docs", "completions", ".ci", ".github")
 
 

@@ -36,6 +36,16 @@ HELP = [
     ("doctor", "logprobs"),
     ("template", "check"),
     ("agent", "try"),
+    ("data", "show"),
+    ("reward", "try"),
+    ("eval",),
+    ("chat",),
+    ("sample",),
+    ("export",),
+    ("explain",),
+    ("runs", "list"),
+    ("runs", "show"),
+    ("runs", "rm"),
 ]
 
 

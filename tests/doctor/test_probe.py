@@ -30,7 +30,7 @@ def test_the_quickstart_has_all_that_it_needs() -> None:
 def test_rows_and_reward_of_a_file_are_tried(tmp_path: Path) -> None:
     rows = tmp_path / "train.jsonl"
     row = {"prompt": "1+1=", "data_source": "sums", "reward_model": {"ground_truth": "2"}}
-    rows.write_text(f"{json.dumps(row)}\n" * 3)
+    rows.write_text(f"{json.dumps(row)}\n" * 40)
     assert codes(probed(f"data.train={rows}")) == []
     (found,) = probed(f"data.train={rows}", "data.prompt_key=question")
     assert (found.code, found.key) == ("E602", "data.train")

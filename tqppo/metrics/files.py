@@ -1,6 +1,6 @@
 """`metrics.jsonl` and `events.jsonl` of a run: one JSON object per line, written without a buffer. Imports no torch.
 
-Two runs of one config and seed write the same bytes, except for the keys that begin with one of `TIMINGS`.
+Two runs of one config and seed write the same bytes, except for `time` and the keys that begin with one of `TIMINGS`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from tqppo.metrics.events import Event
 from tqppo.protocols import Metrics
 
 Line = dict[str, float | None]  # one line of metrics.jsonl; null stands for a value that was not finite
+TIME = "time"  # when a line was written, in seconds since 1970
 TIMINGS = ("timing_s/", "timing_per_token_ms/", "perf/", "teacher/")  # teachers answer from their cache, too
 
 
@@ -33,7 +34,7 @@ class MetricsLog:
         self._path, self._pending = Path(path), b""
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._pending += line(step, metrics)
+        self._pending += line(step, {**metrics, TIME: round(time.time(), 3)})
         self.flush()
 
     def flush(self) -> None:
@@ -123,7 +124,7 @@ def _unused(path: Path) -> Path:
 
 def without_timings(metrics: Mapping[str, float | None]) -> Line:
     """The metrics that two runs of one config and seed agree on."""
-    return {name: value for name, value in metrics.items() if not name.startswith(TIMINGS)}
+    return {name: value for name, value in metrics.items() if name != TIME and not name.startswith(TIMINGS)}
 
 
 def comparable(path: str | Path) -> bytes:
