@@ -47,6 +47,13 @@ def test_answers_are_the_same_each_time_and_a_greedy_one_comes_last(runs: Path) 
     assert [each.is_greedy for each in first] == [False, False, True] * 2
 
 
+def test_more_questions_than_may_play_at_a_time_are_all_answered_in_order(runs: Path) -> None:
+    questions = ["3142", "4321", "12", "21", "1324"]
+    with opened("mine", ["rollout.max_sessions=2"]) as model, ModelSessions(model) as sessions:
+        found = sessions.answers(sessions.prompts(questions), samples=1)
+    assert [each.prompt.question for each in found] == questions
+
+
 def test_an_evaluation_has_figures_by_source_and_examples(runs: Path) -> None:
     found = evaluate_model("mine", data=["task:sort", "task:reverse"], num_prompts=6, samples=2, examples=1)
     assert (found.num_prompts, found.samples, len(found.examples)) == (6, 2, 1)

@@ -9,11 +9,11 @@ import torch
 from doctor.saved_runs import make_run
 from transformers import AutoModelForCausalLM
 
-from tqppo.errors import ConfigError, UsageError
+from tqppo.errors import ConfigError, PreflightError, UsageError
 from tqppo.run.branch import branch, what_changes
 from tqppo.run.checkpoint import CheckpointStore
 from tqppo.run.folder import RunFolder
-from tqppo.run.start import changed_results
+from tqppo.run.start import changed_results, resume
 
 
 @pytest.fixture
@@ -45,3 +45,9 @@ def test_another_model_and_settings_that_do_not_compile_are_refused(run: RunFold
         branch(run, RunFolder(tmp_path / "other"), found, ["model.path=x"])
     with pytest.raises(ConfigError, match=r"actor\.lr"):
         branch(run, RunFolder(tmp_path / "other"), found, ["actor.lr=-1"])
+
+
+def test_a_fork_that_this_machine_has_no_room_for_leaves_no_folder(run: RunFolder) -> None:
+    with pytest.raises(PreflightError, match="E612"):
+        resume(str(run.path), ["rollout.replicas=1_000_000"], fork="large")
+    assert not (run.path.parent / "large").exists()

@@ -103,7 +103,7 @@ class DataSection(Section):
     overlong: Literal["error", "drop", "truncate"] = "error"
     """What to do with a longer prompt: stop, leave it out (counted), or keep its last tokens (counted)."""
     prompt_key: str = "auto"
-    """Column with the prompt: a string or a list of chat messages. auto: prompt, question, messages, problem, …"""
+    """Column with the prompt: a string or a list of chat messages. auto: prompt, question, messages and so on."""
     answer_key: str = "auto"
     """Column with the reference answer; a dot goes into a nested one. auto: as verl, TRL name it. Empty: none."""
     source_key: str = "data_source"
