@@ -7,6 +7,7 @@ import os
 import shutil
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -115,6 +116,7 @@ class Attempt:
                         num_gpus=fake.count if fake else None,
                         object_store_bytes=self._object_store_bytes(),
                         logs=logs,
+                        meanwhile=lambda: import_module("tqppo.run.build"),  # with torch and transformers: seconds
                     )
                 )
             stop.listen_again()

@@ -12,6 +12,7 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -31,9 +32,18 @@ OBJECT_STORE_BYTES = 256 * 1024 * 1024  # enough for metadata; tensors live in t
 
 @contextmanager
 def ray_cluster(
-    address: str, *, num_cpus: float, object_store_bytes: int, logs: Path, num_gpus: int | None = None
+    address: str,
+    *,
+    num_cpus: float,
+    object_store_bytes: int,
+    logs: Path,
+    num_gpus: int | None = None,
+    meanwhile: Callable[[], object] = lambda: None,
 ) -> Iterator[None]:
-    """Connect to `address`, or start a private Ray whose logs end up in `logs`. Ray looks for GPUs unless told."""
+    """Connect to `address`, or start a private Ray whose logs end up in `logs`. Ray looks for GPUs unless told.
+
+    `meanwhile` runs in a thread while a private Ray's processes start: this process only waits for them.
+    """
     _quiet()
     import ray
 
@@ -54,18 +64,20 @@ def ray_cluster(
     folder = owned.folder
     watcher = Watcher([str(folder), *location.patterns()])
     try:
-        start_patiently(
-            lambda: ray.init(
-                address="local",
-                num_cpus=max(1, round(num_cpus)),
-                num_gpus=num_gpus,
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                object_store_memory=max(object_store_bytes, OBJECT_STORE_BYTES),
-                _temp_dir=str(folder),
+        with ThreadPoolExecutor(1) as other_thread:
+            other_thread.submit(meanwhile)
+            start_patiently(
+                lambda: ray.init(
+                    address="local",
+                    num_cpus=max(1, round(num_cpus)),
+                    num_gpus=num_gpus,
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                    object_store_memory=max(object_store_bytes, OBJECT_STORE_BYTES),
+                    _temp_dir=str(folder),
+                )
             )
-        )
         watcher.watch(descendants(os.getpid()))
         yield
     finally:
