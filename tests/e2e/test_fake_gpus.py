@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 from e2e.runs import Cli
 
-from tqppo.fake_gpus import COUNT, MEMORY
+from tqppo.devices.fake_gpus import COUNT, MEMORY
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

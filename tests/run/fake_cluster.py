@@ -14,7 +14,7 @@ from tqppo.config.compile import compile_config
 from tqppo.config.placement import placement_of
 from tqppo.config.read.presets import list_presets
 from tqppo.config.sections import Config
-from tqppo.placement import Placement
+from tqppo.devices.placement import Placement
 from tqppo.run.cluster import start_patiently
 from tqppo.run.placement import Seating, take_seats
 

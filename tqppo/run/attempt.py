@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from tqppo.config.sections import Config
 from tqppo.config.show.export import flat
+from tqppo.devices.fake_gpus import fake_gpus
 from tqppo.display.display import Display, Ending
 from tqppo.errors import LockLost, OutOfSpace
-from tqppo.fake_gpus import fake_gpus
 from tqppo.metrics import files as metrics_files
 from tqppo.metrics import trackers
 from tqppo.metrics.events import Event

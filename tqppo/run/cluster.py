@@ -18,8 +18,8 @@ from functools import partial
 from pathlib import Path
 
 from tqppo.errors import PreflightError
-from tqppo.lifeline import Watcher, descendants, end
-from tqppo.reaper import claim, reap
+from tqppo.processes.lifeline import Watcher, descendants, end
+from tqppo.processes.reaper import claim, reap
 from tqppo.weights import location
 
 log = logging.getLogger(__name__)
