@@ -7,7 +7,7 @@ import pytest
 
 from tqppo.errors import DataError
 from tqppo.processes.pool import ProcessPool, SampleFailed
-from tqppo.rewards.scorer import ScorerSpec, process_spec
+from tqppo.rewards.scorer import FunctionSpec, process_spec
 
 FUNCTION = """
 import os
@@ -22,7 +22,7 @@ def grade(data_source, solution_str, ground_truth, extra_info=None):
 @pytest.fixture
 def pool(tmp_path: Path) -> Iterator[ProcessPool]:
     (tmp_path / "grades.py").write_text(FUNCTION)
-    made = ProcessPool(process_spec(ScorerSpec(f"{tmp_path}/grades.py:grade", timeout_s=10.0)), 1)
+    made = ProcessPool(process_spec(FunctionSpec(f"{tmp_path}/grades.py:grade", {}, 1.0, "grade"), 10.0), 1)
     yield made
     made.close()
 
@@ -48,4 +48,4 @@ def test_a_closed_pool_refuses_samples(pool: ProcessPool) -> None:
 
 def test_a_function_that_cannot_be_imported_is_refused_with_the_reason() -> None:
     with pytest.raises(DataError, match="cannot import no_such_module"):
-        ProcessPool(process_spec(ScorerSpec("no_such_module:f")), 1)
+        ProcessPool(process_spec(FunctionSpec("no_such_module:f", {}, 1.0, "f"), 10.0), 1)

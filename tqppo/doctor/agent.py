@@ -172,7 +172,9 @@ async def _session(prompt: Prompt, llm: Session, loop: RunsSessions) -> list[Tra
 async def _score(config: Config, prompt: Prompt, answer: str, *, num_tokens: int) -> float:
     scorer = Scorer(ScorerSpec.of(config.reward, max_new_tokens=config.rollout.max_new_tokens))
     try:
-        scored = await scorer.score(prompt.source, answer, prompt.answer, prompt.extra, response_tokens=num_tokens)
+        scored = await scorer.score(
+            prompt.source, answer, prompt.answer, prompt.extra, prompt=prompt.question, response_tokens=num_tokens
+        )
         return scored.score
     finally:
         scorer.close()

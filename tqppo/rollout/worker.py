@@ -192,8 +192,15 @@ class RolloutWorker:
         if last.reward is not None:
             return Outcome(index, trajectories, last.reward, text, {})
         assert self.scorer is not None, "start() comes first"
+        whole = [*last.prompt_tokens, *last.response_tokens] if self.scorer.wants_transcript else []
         reward = await self.scorer.score(
-            prompt.source, text, prompt.answer, prompt.extra, response_tokens=len(last.response_tokens)
+            prompt.source,
+            text,
+            prompt.answer,
+            prompt.extra,
+            prompt=prompt.question,
+            transcript=self.chat.decode(whole, special=True) if whole else "",
+            response_tokens=len(last.response_tokens),
         )
         answer = text if reward.prediction is None else reward.prediction
         return Outcome(index, trajectories, reward.score, answer, dict(reward.metrics), reward.drop_group)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from importlib import import_module
@@ -20,6 +21,7 @@ from tqppo.metrics import files as metrics_files
 from tqppo.metrics import trackers
 from tqppo.metrics.events import Event
 from tqppo.metrics.files import EventLog, MetricsLog
+from tqppo.protocols import Metrics
 from tqppo.run.checkpoint import Checkpoint, CheckpointStore
 from tqppo.run.cluster import ray_cluster
 from tqppo.run.folder import RunFolder
@@ -31,6 +33,9 @@ if TYPE_CHECKING:
     from tqppo.run.live import LiveRun
 
 
+Callback = Callable[[int, Metrics], None]  # gets the number of a step and its metrics
+
+
 @dataclass
 class Attempt:
     """One start of a run: builds everything, trains, takes everything down."""
@@ -40,6 +45,7 @@ class Attempt:
     checkpoint: Checkpoint | None
     lock: RunLock
     verbosity: int
+    callbacks: Sequence[Callback] = ()
 
     def __post_init__(self) -> None:
         self.start = self.checkpoint.step if self.checkpoint else 0
@@ -165,7 +171,7 @@ class Attempt:
             stop=stop,
             store=self.store,
             log=self._log,
-            validate=run.validate,
+            validate=lambda: self._validate(run),
             measure=run.measure,
             leftovers=run.leftovers,
             save_parts=lambda folder: self._save_parts(run, folder),
@@ -174,6 +180,11 @@ class Attempt:
             checkpoint_bytes=run.checkpoint_bytes,
             warn=self._warn,
         )
+
+    def _validate(self, run: LiveRun) -> Metrics:
+        metrics = run.validate()
+        self.display.progress.example = run.validator.example
+        return metrics
 
     def _warn(self, message: str) -> None:
         self.display.note(message)
@@ -195,6 +206,8 @@ class Attempt:
             self._warn(f"the metrics of step {step} wait for room on the disk, training goes on: {error}")
         self.trackers.log(step, metrics)
         self.display.step(step, metrics)
+        for callback in self.callbacks:
+            callback(step, dict(metrics))
 
     def _save_parts(self, run: LiveRun, folder: Path) -> None:
         self.metrics.sync()  # a checkpoint without the metrics up to its step would leave a gap
@@ -230,5 +243,9 @@ class Attempt:
             return
         if self.config.checkpoint.export:
             places["model"] = str(folder.export)
-        longer = (f"{resume} --max-steps {self.config.run.max_steps * 2}", "train longer")
-        self.display.finish(Ending(f"finished {steps}", places, [longer] if is_saved else []))
+        commands = [
+            (f"tqppo eval {name}", "score it on held-out prompts"),
+            (f"tqppo chat {name}", "talk to it"),
+            (f"{resume} --max-steps {self.config.run.max_steps * 2}", "train longer"),
+        ]
+        self.display.finish(Ending(f"finished {steps}", places, commands if is_saved else []))
