@@ -13,8 +13,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tqppo.errors import OutOfSpace
+from tqppo.processes.reaper import claim
 from tqppo.protocols import WeightSource
-from tqppo.reaper import claim
 from tqppo.tiny.model import write_tiny_model
 from tqppo.weights import copy, file
 from tqppo.weights.file import Entry

@@ -22,7 +22,7 @@ else:
 ROOT = Path(__file__).parents[1]
 
 GROUND = "ground floor"  # every file directly in tqppo/, and these folders
-GROUND_FOLDERS = {"engines"}
+GROUND_FOLDERS = {"devices", "engines", "processes"}
 
 # From the top of the house to its ground floor. A room imports itself and the floors below its own.
 FLOORS = (

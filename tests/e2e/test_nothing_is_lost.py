@@ -28,6 +28,7 @@ def contents(run: Path) -> dict[str, bytes]:
     return {str(path.relative_to(run)): path.read_bytes() for path in files}
 
 
+@pytest.mark.long
 def test_damaged_files_are_named_and_nothing_is_touched(cli: Cli) -> None:
     cli.train("mine", "grpo", "run.max_steps=2")
     run = cli.runs / "mine"

@@ -14,10 +14,10 @@ from safetensors.torch import load_file
 from trainers.batches import Bench, RandomRow, Variant, random_rows
 
 from tqppo.dataflow import Features
+from tqppo.devices.seats import Seat
 from tqppo.protocols import Metrics
 from tqppo.queue.client import Queue
 from tqppo.queue.meta import BatchMeta
-from tqppo.seats import Seat
 from tqppo.workers.actor import Actor
 from tqppo.workers.critic import Critic
 from tqppo.workers.process.bridge import run_columns, run_update

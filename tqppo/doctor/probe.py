@@ -22,9 +22,9 @@ from tqppo.config.facts import has_teachers, named_models
 from tqppo.config.plan.machine import this_machine
 from tqppo.config.read.nearest import did_you_mean
 from tqppo.config.read.vocabulary import Vocabulary
+from tqppo.devices.fake_gpus import fake_gpus
 from tqppo.engines.capabilities import capabilities_of
 from tqppo.errors import TqppoError
-from tqppo.fake_gpus import fake_gpus
 from tqppo.space import SHARED_MEMORY
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""The process that runs a reward function: `python -m tqppo.rewards.process`, started by `process_pool`.
+"""The process that runs a reward function: `python -m tqppo.rewards.process`, started by `processes.pool`.
 
 It reads and writes one JSON object per line. The first line that it reads names the function and its arguments, the
 others are samples with an id. It writes one answer per id, in any order. A sync function runs in the main thread, one
@@ -18,7 +18,7 @@ from typing import BinaryIO
 
 from tqppo import plugins
 from tqppo.errors import DataError, TqppoError
-from tqppo.lifeline import adopt_orphans, die_with_parent
+from tqppo.processes.lifeline import adopt_orphans, die_with_parent
 from tqppo.rewards.calls import RewardCall, RewardFunction
 from tqppo.rewards.functions import BUILT_IN
 

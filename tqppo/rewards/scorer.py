@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal, cast
 
 from tqppo.errors import DataError, TqppoError
-from tqppo.process_pool import ProcessPool, ProcessSpec, SampleFailed
+from tqppo.processes.pool import ProcessPool, ProcessSpec, SampleFailed
 from tqppo.rewards.calls import RewardCall
 from tqppo.rewards.functions import BUILT_IN, INLINE, own_reward
 

@@ -16,9 +16,9 @@ import ray
 from tqppo import plugins
 from tqppo.data.prompts import Prompt
 from tqppo.errors import DataError, EngineError
+from tqppo.processes.ray_calls import this_node
 from tqppo.protocols import EngineSpec, RolloutEngine, WeightSource
 from tqppo.queue.client import Queue
-from tqppo.ray_calls import this_node
 from tqppo.rewards.scorer import Scorer, ScorerSpec
 from tqppo.rollout.assignment import Assignment
 from tqppo.rollout.chunks import ChunkWriter

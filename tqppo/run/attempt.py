@@ -8,14 +8,15 @@ import shutil
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tqppo.config.sections import Config
 from tqppo.config.show.export import flat
+from tqppo.devices.fake_gpus import fake_gpus
 from tqppo.display.display import Display, Ending
 from tqppo.errors import LockLost, OutOfSpace
-from tqppo.fake_gpus import fake_gpus
 from tqppo.metrics import files as metrics_files
 from tqppo.metrics import trackers
 from tqppo.metrics.events import Event
@@ -121,6 +122,7 @@ class Attempt:
                         num_gpus=fake.count if fake else None,
                         object_store_bytes=self._object_store_bytes(),
                         logs=logs,
+                        meanwhile=lambda: import_module("tqppo.run.build"),  # with torch and transformers: seconds
                     )
                 )
             stop.listen_again()

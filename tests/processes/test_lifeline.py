@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tqppo import lifeline
+from tqppo.processes import lifeline
 
 STUBBORN = (
     "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
@@ -26,7 +26,7 @@ time.sleep(600)
 """
 OWNER = """
 import os, subprocess, sys, time
-from tqppo import lifeline
+from tqppo.processes import lifeline
 watcher = lifeline.Watcher([sys.argv[1] + "/left-*"])
 command = [sys.executable, "-c", sys.argv[2]]
 family = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
@@ -110,7 +110,7 @@ def test_end_of_a_process_that_is_gone_returns_at_once(start: Callable[..., subp
 
 
 def test_a_process_dies_with_its_killed_parent(start: Callable[..., subprocess.Popen[str]]) -> None:
-    child = "import os, sys, time; from tqppo.lifeline import die_with_parent\n"
+    child = "import os, sys, time; from tqppo.processes.lifeline import die_with_parent\n"
     child += "die_with_parent(int(sys.argv[1])); print('up', flush=True); time.sleep(600)"
     parent = start(
         "import os, subprocess, sys, time\n"
@@ -123,7 +123,7 @@ def test_a_process_dies_with_its_killed_parent(start: Callable[..., subprocess.P
 
 
 def test_a_process_whose_parent_was_gone_before_it_asked_is_killed(start: Callable[..., subprocess.Popen[str]]) -> None:
-    process = start("from tqppo.lifeline import die_with_parent; die_with_parent(1); print('alive')")
+    process = start("from tqppo.processes.lifeline import die_with_parent; die_with_parent(1); print('alive')")
     assert process.wait() == -signal.SIGKILL
 
 

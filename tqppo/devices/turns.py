@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from tqppo.device_memory import MemoryLedger
-from tqppo.placement import Placement
+from tqppo.devices.memory import MemoryLedger
+from tqppo.devices.placement import Placement
 
 
 class Party(Protocol):

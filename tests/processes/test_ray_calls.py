@@ -10,7 +10,7 @@ from ray.actor import ActorProxy
 from ray.exceptions import RayActorError
 
 from tqppo.errors import DataError, DeadlineExceeded, EngineError, WorkerError
-from tqppo.ray_calls import Settled, call, close_all, kill, num_nodes, results, settle
+from tqppo.processes.ray_calls import Settled, call, close_all, kill, num_nodes, results, settle
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tqppo.reaper import GRACE_S, LOCK, claim, reap
+from tqppo.processes.reaper import GRACE_S, LOCK, claim, reap
 
 PREFIX = "tqppo-test-"
 
@@ -27,7 +27,7 @@ def owner(parent: Path, script: str = "") -> Iterator[subprocess.Popen[str]]:
     lines = f"""
         import os, sys
         from pathlib import Path
-        from tqppo.reaper import claim
+        from tqppo.processes.reaper import claim
         held = claim(Path(sys.argv[1]) / "{PREFIX}other")
         (held.folder / "data").mkdir()
         (held.folder / "data" / "file").write_text("bytes")

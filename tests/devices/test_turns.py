@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tqppo.device_memory import MemoryLedger, out_of_memory
+from tqppo.devices.memory import MemoryLedger, out_of_memory
+from tqppo.devices.placement import Device, Placement
+from tqppo.devices.turns import DeviceTurns, Turn
 from tqppo.errors import OutOfDeviceMemory
-from tqppo.placement import Device, Placement
-from tqppo.turns import DeviceTurns, Turn
 
 SHARED = Placement((2,), {role: ((Device(0, 0),), (Device(0, 1),)) for role in ("actor", "reference", "rollout")})
 APART = Placement((2,), {"actor": ((Device(0, 0),),), "rollout": ((Device(0, 1),),)})

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from tqppo.devices.placement import Device, Placement
 from tqppo.errors import OutOfDeviceMemory
-from tqppo.placement import Device, Placement
 
 ADVICE = (
     "lower micro_batch_tokens of the role, set its gradient_checkpointing, use more ranks, lower "

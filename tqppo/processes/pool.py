@@ -22,8 +22,8 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from itertools import count
 
-from tqppo import lifeline
 from tqppo.errors import DataError
+from tqppo.processes import lifeline
 
 JsonMessage = dict[str, object]  # one JSON object of the protocol
 START_TIMEOUT_S = 120.0  # importing a user's module may mean importing torch

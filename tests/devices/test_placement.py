@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tqppo.placement import Device, Placement
-from tqppo.seats import NO_CPU, Seat
+from tqppo.devices.placement import Device, Placement
+from tqppo.devices.seats import NO_CPU, Seat
 
 ZERO, ONE, TWO = Device(0, 0), Device(0, 1), Device(1, 0)
 

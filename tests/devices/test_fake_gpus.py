@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tqppo.devices.fake_gpus import COUNT, MEMORY, fake_gpus
 from tqppo.errors import UsageError
-from tqppo.fake_gpus import COUNT, MEMORY, fake_gpus
 
 
 def test_there_are_none_unless_the_environment_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

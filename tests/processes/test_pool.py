@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tqppo.errors import DataError
-from tqppo.process_pool import ProcessPool, SampleFailed
+from tqppo.processes.pool import ProcessPool, SampleFailed
 from tqppo.rewards.scorer import FunctionSpec, process_spec
 
 FUNCTION = """
