@@ -8,7 +8,7 @@ BENCHES := $(patsubst tests/bench/%.py,bench-%,$(filter-out %/harness.py %/__ini
 
 # Much of the tests' time is waiting for processes, so that more of them run than there are cores. tests/conftest.py says which
 # tests stay together.
-WORKERS ?= 4
+WORKERS ?= 3
 SIDE_BY_SIDE := --dist loadscope --no-loadscope-reorder --durations=10
 
 export OMP_NUM_THREADS ?= 1
