@@ -42,6 +42,7 @@ def test_a_run_on_two_fake_gpus_is_the_run_on_cpus(cli: Cli, monkeypatch: pytest
     assert cli.weights("gpus") == cli.weights("cpus")
 
 
+@pytest.mark.long
 def test_a_fake_gpu_that_is_too_small_ends_the_run_with_the_sum(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(COUNT, "2")
     monkeypatch.setenv(MEMORY, "0.0001")

@@ -22,6 +22,7 @@ def crash(text: str) -> str:
 '''
 
 
+@pytest.mark.long
 def test_a_run_with_tools_counts_their_calls_and_tokenises_no_turn_again(cli: Cli) -> None:
     (cli.folder / "tools.py").write_text(TOOLS)
     settings = (
