@@ -73,18 +73,18 @@ class Method:
         return f"lr {self.lr:g}, {self.rows} rows a step in {self.updates_per_step} updates"
 
 
-def distilling(loss: str, update: str, lr: float, *, update_rows: int = 64, teacher: str = "grpo") -> Method:
+def distilling(loss: str, update: str, lr: float, *, max_steps: int = 120, teacher: str = "grpo") -> Method:
     settings = (f"distillation.loss={loss}", f"distillation.update={update}", "distillation.top_k=32")
-    return Method(settings, lr, 256, update_rows, 120, 1, teacher=teacher)
+    return Method(settings, lr, 256, 256, max_steps, 1, teacher=teacher)
 
 
 METHODS = {
     "grpo": Method((), 1e-3, 256, 128, 400, 10, preset="quickstart"),
-    "sampled": distilling("k1", "policy_gradient", 2e-3),
-    "top-k": distilling("forward_kl_topk", "supervised", 4e-3),
-    "full": distilling("forward_kl", "supervised", 4e-3),
-    "self": distilling("forward_kl_topk", "supervised", 4e-3, teacher="student"),
-    "sft": Method((), 4e-3, 256, 64, 120, 1),
+    "sampled": distilling("k1", "policy_gradient", 1e-3, max_steps=240),
+    "top-k": distilling("forward_kl_topk", "supervised", 2e-3),
+    "full": distilling("forward_kl", "supervised", 2e-3),
+    "self": distilling("forward_kl_topk", "supervised", 2e-3, teacher="student"),
+    "sft": Method((), 2e-3, 256, 256, 240, 1),
 }
 MEANING = {
     "grpo": "the quickstart preset from these weights",
