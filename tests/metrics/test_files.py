@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import resource
-import threading
 from pathlib import Path
 
 import pytest
@@ -111,24 +109,6 @@ def test_a_damaged_tail_is_repaired_without_a_word(tmp_path: Path) -> None:
     path.write_text('{"step": 1}\n{"step": 2, "a"\n')
     assert metrics.cut(path, 1) == []
     assert path.read_text() == '{"step": 1}\n'
-
-
-def test_a_short_write_is_completed(tmp_path: Path) -> None:
-    """A pipe takes what fits; the rest must follow on the same line."""
-    path = tmp_path / "metrics.jsonl"
-    os.mkfifo(path)
-    taken: list[bytes] = []
-
-    def read_slowly() -> None:
-        with path.open("rb", buffering=0) as pipe:
-            while piece := pipe.read(1000):
-                taken.append(piece)
-
-    reader = threading.Thread(target=read_slowly)
-    reader.start()
-    MetricsLog(path).write(1, {f"metric/{i}": float(i) for i in range(10_000)})
-    reader.join(timeout=20)
-    assert len(json.loads(b"".join(taken))) == 10_001
 
 
 def test_events_carry_a_time_and_their_fields(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from tqppo.columns import Column, Kind, declare
-from tqppo.errors import CheckpointError
+from tqppo.errors import CheckpointError, OutOfSpace
 from tqppo.queue.client import Queue
 from tqppo.queue.snapshots import FORMAT, INDEX
 
@@ -45,6 +46,20 @@ def test_the_format_on_disk_is_one_json_file_and_a_file_per_block(saved: Path) -
 def test_a_folder_holds_one_snapshot(queue: Queue, saved: Path) -> None:
     with pytest.raises(CheckpointError, match="already"):
         queue.snapshot(saved)
+
+
+def test_a_snapshot_without_room_is_an_error_that_leaves_no_half_file(queue: Queue, tmp_path: Path) -> None:
+    queue.put(["a"], {"snapshot_tokens": [torch.arange(1000)]})
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with pytest.raises(OutOfSpace, match=rf"{tmp_path / 'small'} has no room for \d+ bytes: File too large"):
+            queue.snapshot(tmp_path / "small")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list((tmp_path / "small").iterdir()) == []
+    queue.snapshot(tmp_path / "small")  # the queue goes on, and the folder can be used
+    queue.restore(tmp_path / "small")
 
 
 def test_a_missing_block_or_another_format_is_refused_and_changes_nothing(queue: Queue, saved: Path) -> None:

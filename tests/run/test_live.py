@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from tqppo.data.prompts import Prompt
+from tqppo.errors import OutOfSpace
 from tqppo.protocols import Sampling
 from tqppo.queue.client import Queue
 from tqppo.rollout.assignment import Assignment
-from tqppo.run.live import Validator, save_learner, timings
+from tqppo.run.live import LiveRun, Validator, save_learner, timings
 from tqppo.trainers.stages import Clock
 from tqppo.weights import file as tensorfile
 from tqppo.weights.file import Entry
@@ -74,6 +75,38 @@ class SavedLearner:
     def save(self, folder: str) -> None:
         Path(folder).mkdir()
         tensorfile.write(Path(folder) / "model.safetensors", [Entry.of("w", torch.ones(1000))])
+
+
+class Elsewhere:
+    """A role whose worker says what it finds when it is to save."""
+
+    def __init__(self, says: str = "") -> None:
+        self.says, self.folders = says, list[Path]()
+
+    def call(self, method: Any, folder: str) -> str:
+        assert method is save_learner
+        assert Path(folder).is_dir(), "the driver makes it: a worker that finds no room for it would end"
+        self.folders.append(Path(folder))
+        return self.says
+
+
+def live(actor: Any, critic: Any) -> LiveRun:
+    nothing: Any = None
+    queue = Queue.create("simple", local=True)
+    return LiveRun(queue, actor, critic, nothing, nothing, nothing, nothing, nothing)
+
+
+def test_a_role_that_finds_no_room_ends_the_save_and_not_the_run(tmp_path: Path) -> None:
+    actor, critic = Elsewhere(), Elsewhere("no room for the critic")
+    run = live(actor, critic)
+    with pytest.raises(OutOfSpace, match="no room for the critic"):
+        run.save(tmp_path / "one")
+    assert [path.name for path in actor.folders + critic.folders] == ["actor", "critic"]
+    assert not (tmp_path / "one" / "queue").exists()
+    critic.says = ""
+    run.save(tmp_path / "two")
+    assert (tmp_path / "two" / "queue" / "queue.json").is_file()
+    run.queue.close()
 
 
 def test_a_save_without_room_is_said_and_not_raised_so_that_the_worker_lives_on(tmp_path: Path) -> None:

@@ -479,7 +479,7 @@ class CheckpointSection(Section):
     save_on_exit: bool = True
     """Save at the end and after the first Ctrl-C or SIGTERM."""
     on_full_disk: Literal["stop", "continue"] = "stop"
-    """When a checkpoint does not fit on the disk: end the run, or go on without it. Earlier checkpoints stay."""
+    """When the disk is full: end the run, or go on without what does not fit. Earlier checkpoints stay."""
     export: bool = True
     """Write the final weights as a Hugging Face folder, export/hf."""
 

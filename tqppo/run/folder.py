@@ -71,23 +71,48 @@ class RunFolder:
         """Whether there is a checkpoint to resume from."""
         return _is_saved(self.path)
 
+    def saved_bytes(self) -> int:
+        """What its checkpoints and its export take on the disk; new ones come in their place."""
+        files = [*self.checkpoints.rglob("*"), *self.export.parent.rglob("*")]
+        return sum(path.lstat().st_size for path in files if path.is_file())
+
     @property
     def exported_step(self) -> int | None:
-        """The step whose weights are in `export`; None if it is not known."""
+        """The step whose weights are in `export`; None if there are none, or it is not known of which step."""
         try:
-            return int((self.export.parent / ".step").read_text())
+            step = int((self.export.parent / ".step").read_text())
         except (OSError, ValueError):
             return None
+        return step if self.export.is_dir() else None
 
-    def replace_export(self, made: Path, step: int) -> None:
-        """Put a finished export in place of the one before."""
-        before = self.export.with_name(".before-hf")
-        shutil.rmtree(before, ignore_errors=True)
+    @property
+    def partial_export(self) -> Path:
+        """Where an export is made, before `replace_export`."""
+        return self.export.with_name(".partial-hf")
+
+    @property
+    def _export_before(self) -> Path:
+        return self.export.with_name(".before-hf")
+
+    def replace_export(self, step: int) -> None:
+        """Put the export that was made in place of the one before, and note its step last: `exported_step` is never
+        said of another one."""
+        note = self.export.parent / ".step"
+        space.sync_tree(self.partial_export)
+        note.unlink(missing_ok=True)
+        shutil.rmtree(self._export_before, ignore_errors=True)
         if self.export.exists():
-            self.export.rename(before)
-        made.rename(self.export)
-        space.write_whole(self.export.parent / ".step", str(step).encode())
-        shutil.rmtree(before, ignore_errors=True)
+            self.export.rename(self._export_before)
+        self.partial_export.rename(self.export)
+        space.write_whole(note, str(step).encode())
+        shutil.rmtree(self._export_before, ignore_errors=True)
+
+    def remove_partial_export(self) -> None:
+        """Remove what an export that was killed or failed left behind; the one before it is in its place again."""
+        if self._export_before.is_dir() and not self.export.exists():
+            self._export_before.rename(self.export)
+        for path in (self._export_before, self.partial_export):
+            shutil.rmtree(path, ignore_errors=True)
 
     def next_attempt(self) -> Path:
         """A fresh folder for the logs of this start; `logs/latest` points to it."""
@@ -118,18 +143,13 @@ def new_run(runs: Path, name: str, *, preset: str, model: str) -> RunFolder:
         raise UsageError(f"run.dir cannot hold runs: {error.filename} is not a folder") from None
     except OSError as error:
         if error.errno in space.FULL:
-            raise space.out_of_space(_existing(runs), 0, error) from error
+            raise space.out_of_space(runs, 0, error) from error
         raise PreflightError(f"the run's folder {folder} cannot be made: {error.strerror}") from None
     return RunFolder(folder)
 
 
 def _is_saved(run: Path) -> bool:
     return any((run / "checkpoints").glob("step_*"))
-
-
-def _existing(folder: Path) -> Path:
-    """The folder, or the nearest one above it that is there."""
-    return next(each for each in (folder, *folder.absolute().parents) if each.exists())
 
 
 def _slug(text: str) -> str:

@@ -66,6 +66,12 @@ def save_learner(learner: Learner, folder: str) -> str:
     return str(problems[0]) if problems else f"no room in {folder} for the state of a rank" if any(is_full) else ""
 
 
+def _made(folder: Path) -> str:
+    """A new folder, made by the driver: on a full disk that is an error here, and not of a worker, which would end."""
+    folder.mkdir(parents=True)
+    return str(folder.resolve())
+
+
 @dataclass
 class LiveRun:
     """Everything of a run that lives while it trains."""
@@ -82,9 +88,9 @@ class LiveRun:
 
     def save(self, folder: Path) -> None:
         """Write everything but the driver's own state into a checkpoint's folder."""
-        problem = self.actor.call(save_learner, str((folder / "actor").resolve()))
+        problem = self.actor.call(save_learner, _made(folder / "actor"))
         if self.critic is not None and not problem:
-            problem = self.critic.call(save_learner, str((folder / "critic").resolve()))
+            problem = self.critic.call(save_learner, _made(folder / "critic"))
         if problem:
             raise OutOfSpace(problem)
         self.queue.snapshot(folder / "queue")

@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from tqppo import space
@@ -19,11 +20,11 @@ from tqppo.config.plan.machine import this_machine
 from tqppo.config.sections import Config
 from tqppo.config.show.export import flat, origins_json, resolved_toml
 from tqppo.display.display import Display
-from tqppo.errors import CheckpointError, ConfigError, TqppoError
+from tqppo.errors import CheckpointError, ConfigError
 from tqppo.metrics import trackers
 from tqppo.rollout.loops.base import check_loop
 from tqppo.run.attempt import Attempt
-from tqppo.run.checkpoint import Checkpoint, CheckpointStore, find_run
+from tqppo.run.checkpoint import Checkpoint, CheckpointStore, NewerFormat, find_run
 from tqppo.run.folder import RunFolder, new_run
 from tqppo.run.lock import RunLock
 
@@ -92,6 +93,8 @@ def _checkpoint_of(folder: RunFolder, wanted: Path | None, warn: Callable[[str],
         return _store(folder).open(wanted)
     try:
         return _store(folder).newest(warn)
+    except NewerFormat:
+        raise
     except CheckpointError as error:
         if str(folder.config) in str(error):  # damaged: a run from it would train with other settings
             raise
@@ -102,12 +105,15 @@ def _checkpoint_of(folder: RunFolder, wanted: Path | None, warn: Callable[[str],
 def _go_on(config: Config, folder: RunFolder, found: Checkpoint, lock: RunLock, verbosity: int) -> int:
     is_exported = not config.checkpoint.export or folder.exported_step == found.step
     if found.step >= config.run.max_steps and is_exported:
+        _store(folder).remove_partial()  # a process that was killed may have left something
+        folder.remove_partial_export()
         Display(folder.name, quiet=verbosity < 0).note(
             f"{folder.path} is complete: step {found.step} of {config.run.max_steps} is done, nothing was trained. "
             f"To go on: tqppo resume --checkpoint {folder.name} --max-steps {found.step * 2}"
         )
         return 0
-    check_machine(Context(config, {}), this_machine(folder.path))
+    machine = this_machine(folder.path)
+    check_machine(Context(config, {}), replace(machine, disk=machine.disk + folder.saved_bytes()))
     return Attempt(config, folder, found, lock, verbosity).run()
 
 
@@ -152,7 +158,7 @@ def copy_run(folder: RunFolder, fork: RunFolder, checkpoint: Checkpoint) -> Chec
                 if source.exists():
                     _copy_tree(source, to)
         return _store(fork).open(copied)
-    except (OSError, TqppoError):
+    except BaseException:  # a signal, too
         shutil.rmtree(fork.path, ignore_errors=True)
         raise
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import resource
 import sqlite3
 from pathlib import Path
 
@@ -117,6 +118,37 @@ def test_without_a_place_to_write_a_teacher_does_without_its_cache(
     assert "scores are not kept" in caplog.text
     cache.put(b"key", arrays())
     assert cache.get(b"key") is None
+
+
+def test_without_a_folder_to_write_to_a_teacher_does_without_its_cache(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "teachers").touch()  # where the folder should be
+    with caplog.at_level(logging.WARNING):
+        cache = opened(tmp_path / "teachers" / "a.sqlite")
+    assert "scores are not kept" in caplog.text
+    cache.put(b"key", arrays())
+    assert cache.get(b"key") is None
+
+
+def test_what_finds_the_disk_full_is_passed_over_and_removes_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    size = len(encoded(arrays(rows=1000)))
+    cache = opened(tmp_path / "a.sqlite", max_bytes=10 * size)
+    cache.put(b"before", arrays())
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limit[1]))
+    try:
+        for number in range(20):
+            cache.put(str(number).encode(), arrays(number, rows=1000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert "a.sqlite: " in caplog.text
+    assert same(cache.get(b"before"), arrays())  # what was not kept does not count towards the limit
+    cache.put(b"after", arrays(1))
+    assert same(cache.get(b"after"), arrays(1))
+    cache.close()
 
 
 def test_with_no_room_nothing_is_kept_and_no_file_made(tmp_path: Path) -> None:
