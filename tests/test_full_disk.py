@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from disks import can_mount
 from full_disk import WRITERS
-from mounts import can_mount
 
 SCRIPT = Path(__file__).with_name("full_disk.py")
 

@@ -5,32 +5,20 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import resource
 import signal
 import struct
 import termios
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
 import pytest
+from disks import files_of_at_most
 
 from tqppo.errors import OutOfSpace
 from tqppo.space import allocate, append_line, explained, full_disk, require, write_whole
-
-
-@contextmanager
-def files_of_at_most(size: int) -> Iterator[None]:
-    """A write beyond this size is short; the next one fails."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_a_file_gets_its_pages_at_once(tmp_path: Path) -> None:

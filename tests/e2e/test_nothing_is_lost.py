@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from disks import can_mount
 from e2e.runs import Cli, wait_until
-from mounts import can_mount
 from run.rehearsal import contents
 
 from tqppo.metrics import files as metrics

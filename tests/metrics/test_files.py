@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import resource
 from pathlib import Path
 
 import pytest
+from disks import files_of_at_most
 
 from tqppo.errors import OutOfSpace
 from tqppo.metrics import files as metrics
@@ -88,15 +88,11 @@ def test_a_line_does_not_join_the_one_that_a_kill_cut_short(tmp_path: Path) -> N
 def test_lines_without_room_are_written_once_there_is_some(tmp_path: Path) -> None:
     log, events = MetricsLog(tmp_path / "metrics.jsonl"), EventLog(tmp_path / "events.jsonl")
     log.write(1, {})
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (20, before[1]))
-    try:
+    with files_of_at_most(20):
         for step in (2, 3):
             with pytest.raises(OutOfSpace):
                 log.write(step, {})
         events.write("warning", message="the disk is full")  # does not end the run
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1}\n'
     log.sync()
     events.write("end")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import resource
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from disks import files_of_at_most
 
 from tqppo.columns import Column, Kind, declare
 from tqppo.errors import CheckpointError, OutOfSpace
@@ -50,13 +50,9 @@ def test_a_folder_holds_one_snapshot(queue: Queue, saved: Path) -> None:
 
 def test_a_snapshot_without_room_is_an_error_that_leaves_no_half_file(queue: Queue, tmp_path: Path) -> None:
     queue.put(["a"], {"snapshot_tokens": [torch.arange(1000)]})
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
-    try:
-        with pytest.raises(OutOfSpace, match=rf"{tmp_path / 'small'} has no room for \d+ bytes: File too large"):
-            queue.snapshot(tmp_path / "small")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    said = rf"{tmp_path / 'small'} has no room for \d+ bytes: File too large"
+    with files_of_at_most(1000), pytest.raises(OutOfSpace, match=said):
+        queue.snapshot(tmp_path / "small")
     assert list((tmp_path / "small").iterdir()) == []
     queue.snapshot(tmp_path / "small")  # the queue goes on, and the folder can be used
     queue.restore(tmp_path / "small")

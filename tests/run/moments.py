@@ -61,14 +61,15 @@ def in_a_child(work: Callable[[], int]) -> int:
     child = os.fork()
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    code = 1
     try:
         code = work()
     except TqppoError as error:
         code = error.exit_code
     except KeyboardInterrupt:
         code = 130
-    sys.stdout.flush()
-    os._exit(code)
+    finally:
+        os._exit(code)
 
 
 class Trial:

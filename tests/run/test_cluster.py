@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import subprocess
 import sys
 import time
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import ray
+from disks import files_of_at_most
 
 from tqppo.errors import PreflightError
 from tqppo.run.cluster import PRIVATE_PREFIX, TIMED_OUT, _keep_logs, ray_cluster, start_patiently
@@ -84,12 +84,8 @@ def test_logs_that_do_not_fit_are_said_and_leave_no_half(tmp_path: Path, caplog:
     logs.mkdir()
     for name, size in {"worker-1.out": 10, "worker-2.out": 5000, "worker-3.out": 10}.items():
         (session / "logs" / name).write_bytes(bytes(size))
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
-    try:
+    with files_of_at_most(1000):
         _keep_logs(session.parent, logs)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert [path.name for path in logs.iterdir()] == ["worker-1.out"]
     assert f"could not be copied to {logs}: File too large" in caplog.text
 

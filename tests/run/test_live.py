@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import resource
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from disks import files_of_at_most
 
 from tqppo.data.prompts import Prompt
 from tqppo.errors import OutOfSpace
@@ -112,9 +112,5 @@ def test_a_role_that_finds_no_room_ends_the_save_and_not_the_run(tmp_path: Path)
 def test_a_save_without_room_is_said_and_not_raised_so_that_the_worker_lives_on(tmp_path: Path) -> None:
     learner: Any = SavedLearner()
     assert save_learner(learner, str(tmp_path / "first")) == ""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
-    try:
+    with files_of_at_most(100):
         assert f"{tmp_path / 'second'} has no room for" in save_learner(learner, str(tmp_path / "second"))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)

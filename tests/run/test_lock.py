@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import resource
 import signal
 import socket
 import subprocess
@@ -15,6 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
+from disks import files_of_at_most
 
 from tqppo.errors import LockLost, OutOfSpace, PreflightError
 from tqppo.run import lock as lock_module
@@ -186,13 +186,8 @@ def test_a_lock_file_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_named(tmp_path: Path) -> None:
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
-    try:
-        with pytest.raises(OutOfSpace, match=f"{tmp_path} has no room for"), RunLock(tmp_path):
-            pass
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    with files_of_at_most(10), pytest.raises(OutOfSpace, match=f"{tmp_path} has no room for"), RunLock(tmp_path):
+        pass
 
 
 # A machine of its own, on a mount whose flock does not leave the machine. It says "held" or "refused"; then, for every

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import resource
 import sqlite3
 from pathlib import Path
 
 import numpy as np
 import pytest
+from disks import files_of_at_most
 
 from tqppo.rollout.teachers.cache import ScoreCache, decoded, encoded, request_key
 
@@ -109,23 +109,14 @@ def test_the_oldest_entries_go_first_and_the_file_stays_small(tmp_path: Path) ->
     assert path.stat().st_size < 13 * size
 
 
+@pytest.mark.parametrize("path", ["folder", "file/a.sqlite"])  # neither can be made
 def test_without_a_place_to_write_a_teacher_does_without_its_cache(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, path: str
 ) -> None:
-    (tmp_path / "a.sqlite").mkdir()  # where the file should be
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
     with caplog.at_level(logging.WARNING):
-        cache = opened(tmp_path / "a.sqlite")
-    assert "scores are not kept" in caplog.text
-    cache.put(b"key", arrays())
-    assert cache.get(b"key") is None
-
-
-def test_without_a_folder_to_write_to_a_teacher_does_without_its_cache(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "teachers").touch()  # where the folder should be
-    with caplog.at_level(logging.WARNING):
-        cache = opened(tmp_path / "teachers" / "a.sqlite")
+        cache = opened(tmp_path / path)
     assert "scores are not kept" in caplog.text
     cache.put(b"key", arrays())
     assert cache.get(b"key") is None
@@ -137,13 +128,9 @@ def test_what_finds_the_disk_full_is_passed_over_and_removes_nothing(
     size = len(encoded(arrays(rows=1000)))
     cache = opened(tmp_path / "a.sqlite", max_bytes=10 * size)
     cache.put(b"before", arrays())
-    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limit[1]))
-    try:
+    with files_of_at_most(size):
         for number in range(20):
             cache.put(str(number).encode(), arrays(number, rows=1000))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
     assert "a.sqlite: " in caplog.text
     assert same(cache.get(b"before"), arrays())  # what was not kept does not count towards the limit
     cache.put(b"after", arrays(1))
