@@ -8,7 +8,7 @@ BENCHES := $(patsubst tests/bench/%.py,bench-%,$(filter-out %/harness.py %/__ini
 
 # Much of the tests' time is waiting for processes, so that more of them run than there are cores. tests/conftest.py says which
 # tests stay together.
-WORKERS ?= 4
+WORKERS ?= 3
 SIDE_BY_SIDE := --dist loadscope --no-loadscope-reorder --durations=10
 
 export OMP_NUM_THREADS ?= 1
@@ -29,9 +29,10 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $@
 
 # What a change should pass before every commit: style, types, and the tests that start no Ray and no command line.
-# 85 s of CPU time, so under a minute on two idle cores (mypy's first run takes longer).
+# ROOMS="algorithms queue" tests these rooms and the rules of the house only.
+CHECKED := $(if $(ROOMS),$(addprefix tests/,$(ROOMS)) tests/test_house.py,tests --ignore tests/cli)
 check: lint
-	$(BIN)/python -m pytest --numprocesses 2 $(SIDE_BY_SIDE) --timeout 60 --ignore tests/cli \
+	$(BIN)/python -m pytest --numprocesses 2 $(SIDE_BY_SIDE) --timeout 60 $(CHECKED) \
 		-m "not ray and not slow and not engines and not gpu and not long"
 
 # 9 minutes of CPU time. On two cores that other work kept busy it took 22 minutes; one test after the other, 38.

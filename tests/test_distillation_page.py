@@ -17,6 +17,8 @@ from tqppo.algorithms import kl, top_k
 from tqppo.cli import app
 from tqppo.config.sections import DistillationSection
 from tqppo.config.show.keys import all_keys
+from tqppo.data.make import make_files
+from tqppo.data.recipes import RECIPES
 from tqppo.rollout.teachers.figures import RolloutReport, TeacherFigures
 from tqppo.tiny.model import write_tiny_model
 from tqppo.workers.compute.divergence_figures import DivergenceFigures
@@ -39,11 +41,27 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / name).write_text(text)
     write_tiny_model(tmp_path / "runs" / "quickstart-1" / "export" / "hf")
     (tmp_path / "data").mkdir()
-    for name, subjects in {"school": ["sorting", "reversing"], "work": ["mirroring"]}.items():
+    subjects_of = {"school": ["sorting", "reversing"], "work": ["mirroring"], "exam": ["sorting", "mirroring"]}
+    for name, subjects in subjects_of.items():
         rows = [json.dumps({**ROW, "subject": subject}) + "\n" for subject in subjects]
         (tmp_path / "data" / f"{name}.jsonl").write_text("".join(rows))
     monkeypatch.chdir(tmp_path)
+    make_data_of_presets(tmp_path / "copies")
     return tmp_path
+
+
+def make_data_of_presets(copies: Path) -> None:
+    """Files where `distill-7b` looks for them, as `tqppo data get` makes them of copies."""
+    rows = {
+        "gsm8k": {"question": "2 + 2?", "answer": "#### 4"},
+        "code": {"text": "Add two.", "test_list": ["assert f(1) == 3"]},
+    }
+    for name, row in rows.items():
+        for split in ("train", "test"):
+            copy = copies / name / f"{split}.jsonl"
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_text(json.dumps(row) + "\n")
+        make_files(RECIPES[name], [copies / name], Path(RECIPES[name].folder))
 
 
 def without(options: list[str], name: str) -> list[str]:

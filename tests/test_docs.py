@@ -11,7 +11,10 @@ ROOT = Path(__file__).parents[1]
 PAGES = [
     "README.md",
     "CONTRIBUTING.md",
-    *(f"docs/{name}.md" for name in ("architecture", "distillation", "agents", "devices", "memory", "presets")),
+    *(
+        f"docs/{name}.md"
+        for name in ("architecture", "distillation", "agents", "data-and-rewards", "devices", "memory", "presets")
+    ),
 ]
 FOLDERS = ("tqppo", "backends", "presets", "tests", "docs", "completions", ".ci", ".github")
 

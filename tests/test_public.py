@@ -37,3 +37,12 @@ def test_a_preset_compiles_from_python() -> None:
     compilation = tqppo.compile_config("quickstart", overrides=["run.max_steps=5"], environ={})
     assert compilation.config is not None
     assert compilation.config.run.max_steps == 5
+
+
+def test_python_m_tqppo_is_the_command() -> None:
+    from tqppo import __main__ as main
+    from tqppo.cli import app
+
+    assert main.app is app
+    done = subprocess.run([sys.executable, "-m", "tqppo", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("tqppo ")

@@ -1,7 +1,8 @@
 """Post-train language models with reinforcement learning. The names below are the public ones; each loads on first use.
 
-from tqppo import compile_config, train
-train(compile_config("quickstart", overrides=["run.max_steps=50"]))
+import tqppo
+run = tqppo.train("quickstart", overrides={"run.max_steps": 50})
+run.metrics()["critic/score/mean"]
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from tqppo.api.runs import Run, evaluate, load_model, resume, train
     from tqppo.columns import Column, Kind, declare
     from tqppo.config.compilation import Compilation
     from tqppo.config.compile import compile_config
@@ -25,10 +27,10 @@ if TYPE_CHECKING:
     from tqppo.rollout.loops.base import AgentLoop
     from tqppo.rollout.session import Session
     from tqppo.rollout.trajectory import Trajectory
-    from tqppo.run.start import resume, train
     from tqppo.trainers.stages import Stages, Trainer
 
 _HOMES = {
+    "api.runs": ("Run", "evaluate", "load_model", "resume", "train"),
     "columns": ("Column", "Kind", "declare"),
     "config.compilation": ("Compilation",),
     "config.compile": ("compile_config",),
@@ -44,7 +46,6 @@ _HOMES = {
     "rollout.loops.base": ("AgentLoop",),
     "rollout.session": ("Session",),
     "rollout.trajectory": ("Trajectory",),
-    "run.start": ("resume", "train"),
     "trainers.stages": ("Stages", "Trainer"),
 }
 _MODULE_OF = {name: f"tqppo.{module}" for module, names in _HOMES.items() for name in names}
@@ -66,6 +67,7 @@ __all__ = [
     "Queue",
     "Request",
     "RolloutEngine",
+    "Run",
     "Sampling",
     "Session",
     "Stage",
@@ -78,6 +80,8 @@ __all__ = [
     "Trajectory",
     "compile_config",
     "declare",
+    "evaluate",
+    "load_model",
     "resume",
     "train",
 ]

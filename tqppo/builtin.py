@@ -19,7 +19,19 @@ TASKS: dict[str, dict[str, int | str]] = {  # task → its arguments with their 
     "maximum": {"numbers": 3, "digits": 2},
     "lookup": {},
 }
-REWARDS = ("task", "exact_match", "partial_match", "contains", "gsm8k", "matches", "math", "gym")
+REWARDS = (
+    "task",
+    "exact_match",
+    "partial_match",
+    "contains",
+    "gsm8k",
+    "matches",
+    "math",
+    "gym",
+    "length",
+    "json_schema",
+    "code",
+)
 AGENTS = ("single_turn", "tools", "rewrite", "environment")
 TOOL_PARSERS = ("auto", "hermes", "llama3_json", "mistral", "xml", "tiny")
 OnToolError = Literal["show", "end", "fail"]
@@ -92,7 +104,7 @@ AGENT_ARGUMENTS: dict[str, dict[str, Argument]] = {  # agent loop → what `roll
         "template_args": _TABLE,
     },
 }
-DATA_FILES = (".jsonl", ".ndjson", ".parquet")
+DATA_FILES = (".jsonl", ".ndjson", ".json", ".csv", ".parquet")
 
 
 def check_agent_arguments(agent: str, given: Mapping[str, object]) -> None:

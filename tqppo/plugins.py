@@ -50,13 +50,23 @@ def import_object(path: str) -> Any:
 
 
 def import_own(path: str) -> object:
-    """A user's object by `module:name` or `file.py:name`; None if the module lacks it.
+    """A user's object by `module:name`, `file.py:name` or `file.pkl:name`; None if the module lacks it.
 
     Raises ImportError, OSError or SyntaxError if there is no such module.
     """
     place, _, name = path.rpartition(":")
+    if place.endswith(".pkl"):
+        return _unpickled(Path(place))
     module = _import_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
     found: object = getattr(module, name, None)
+    return found
+
+
+def _unpickled(path: Path) -> object:
+    """An object that was given from Python, as `tqppo.api.rewards` writes it. As trusted as a file of code."""
+    import pickle
+
+    found: object = pickle.loads(path.read_bytes())
     return found
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 if TYPE_CHECKING:
     import numpy as np
 
-    from tqppo.seats import Seat
+    from tqppo.devices.seats import Seat
 
 FinishReason = Literal["stop", "length", "abort"]
 Metrics = dict[str, float]  # keys like "actor/kl"

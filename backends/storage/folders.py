@@ -1,4 +1,4 @@
-"""Where a run's files are on a node. `tqppo.reaper` decides which folders belong to dead runs."""
+"""Where a run's files are on a node. `tqppo.processes.reaper` decides which folders belong to dead runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from tqppo import reaper
+from tqppo.processes import reaper
 from tqppo.space import SHARED_MEMORY
 
 from .mappings import discard

@@ -18,10 +18,10 @@ from typing import Any
 import ray
 
 from tqppo.errors import BackendError, DataLost
+from tqppo.processes.ray_calls import this_node
 from tqppo.queue.blocks.block import Block, BlockView, Bytes, Layout, parse
 from tqppo.queue.link.calls import NoAnswer, RayReply, Unresponsive
 from tqppo.queue.storage import Locator, StorageSpec
-from tqppo.ray_calls import this_node
 
 from .nodes import NodeActor, NodeActors, describe
 

@@ -20,8 +20,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tqppo import reaper
 from tqppo.errors import QueueError
+from tqppo.processes import reaper
 from tqppo.queue.blocks.block import Block, BlockView, Buffer, Bytes, Layout, parse
 from tqppo.space import SHARED_MEMORY
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from tqppo.errors import DataLost
+from tqppo.processes.ray_calls import this_node
 from tqppo.queue.blocks.block import Block, BlockView, Bytes, parse
 from tqppo.queue.storage import Locator, StorageSpec
-from tqppo.ray_calls import this_node
 
 from .folders import PREFIX, remove_run
 from .nodes import NodeActor, NodeActors

@@ -21,10 +21,10 @@ import ray
 import torch
 
 from tqppo.errors import BackendError
+from tqppo.processes.ray_calls import this_node
 from tqppo.queue.blocks.block import Block, BlockView, parse
 from tqppo.queue.link.calls import START_S, Pending
 from tqppo.queue.storage import Locator, StorageSpec
-from tqppo.ray_calls import this_node
 
 T = TypeVar("T")
 

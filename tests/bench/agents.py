@@ -5,8 +5,10 @@
 
 turns: sessions of eight turns whose contexts grow to two thousand tokens, on the embedded engine with and without kept
 caches, and as a plain loop over `generate` of transformers, which gets all sessions as one batch per turn.
-step: the data of one training step, from the worker that samples through five stages on two ranks each, without any
-computation: once through the queue, where the driver sends names, and once with the driver sending the tensors.
+step: the data of one training step, from the worker that samples through five stages on two ranks each: once through
+the queue, where the driver sends names, and once with the driver sending the tensors. The stages compute nothing; what
+a small model would add on this machine (three forwards, one update, two ranks) is measured beside it, for the share of
+a whole step.
 """
 
 # mypy: allow-untyped-calls
@@ -285,12 +287,56 @@ class StepBench:
         self.tensors = sum(_bytes(column) for column in columns.values())
 
 
+@dataclass(frozen=True)
+class Computation:
+    """What a small model costs on one thread: seconds per token of a forward and of an update."""
+
+    parameters: int
+    forward_s: float
+    update_s: float
+
+    def of_step(self, num_tokens: int) -> float:
+        """Old log-probabilities, reference and values are forwards; the ranks work side by side."""
+        return num_tokens * (3 * self.forward_s + self.update_s) / RANKS
+
+
+def measure_computation(repeats: int, rows: int = 2, length: int = 2048) -> Computation:
+    with tempfile.TemporaryDirectory() as folder:
+        path = write_tiny_model(Path(folder), hidden_size=64, num_layers=2, num_heads=2)
+        model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    tokens = torch.randint(0, 256, (rows, length))
+
+    def forward() -> None:
+        with torch.no_grad():
+            model(input_ids=tokens)
+
+    def update() -> None:
+        model(input_ids=tokens, labels=tokens).loss.backward()
+
+    timings = interleaved({"forward": forward, "update": update}, repeats=repeats, warmups=1)
+    return Computation(model.num_parameters(), *(timings[name].wall / tokens.numel() for name in ("forward", "update")))
+
+
 def _size(batch: BatchMeta) -> int:
     return len(pickle.dumps(batch))
 
 
 def _bytes(column: Tensor) -> int:
     return (column.values() if column.is_nested else column).nbytes
+
+
+def num_tokens(num_rows: int, has_images: bool) -> int:
+    return len(made(num_rows, has_images)["bench_tokens"].values())
+
+
+def step_rows(title: str, bench: StepBench, timings: dict[str, Timing], computed: float) -> list[list[Any]]:
+    rows: list[list[Any]] = []
+    for name, each in timings.items():
+        saved = timings["driver"].wall - timings["queue"].wall if name == "queue" else 0.0
+        less = [f"{100 * saved / (timings['driver'].wall + added):.0f} %" if saved else "" for added in (0.0, computed)]
+        share = f"{100 * bench.sent[name] / bench.tensors:.2f} %"
+        rows.append([title, name, bench.tensors / 2**20, each.wall, each.cpu, share, less[0], computed, less[1]])
+    return rows
 
 
 def measure_step(repeats: int) -> dict[str, Any]:
@@ -300,22 +346,26 @@ def measure_step(repeats: int) -> dict[str, Any]:
     start = ray.remote(Worker).options(num_cpus=0)
     workers: list[Any] = [start.remote(queue) for _ in range(1 + RANKS)]
     sampler, *ranks = workers
+    computation = measure_computation(repeats)
     rows, figures = [], {}
     for title, (num_rows, has_images) in PAYLOADS.items():
         ray.get(sampler.prepare.remote(num_rows, has_images))
         bench = StepBench(queue, sampler, ranks, num_rows, has_images)
-        ways = {"queue": bench.through_queue, "driver": bench.through_driver}
-        timings = interleaved(ways, repeats=repeats, warmups=2)
-        wall = {name: each.wall for name, each in timings.items()}
-        share = {name: count / bench.tensors for name, count in bench.sent.items()}
-        for name in ways:
-            saved = f"{100 * (1 - wall['queue'] / wall['driver']):.0f} %" if name == "queue" else ""
-            rows.append(
-                [title, name, bench.tensors / 2**20, wall[name], timings[name].cpu, f"{100 * share[name]:.2f} %", saved]
-            )
-        figures[title] = {"wall_s": wall, "share_through_driver": share, "tensor_bytes": bench.tensors}
-    header = ["payload", "tensors go by", "MiB", "seconds", "CPU-s", "of it through the driver", "less time"]
-    publish("agents-step", "The data of a step without its computation", header, rows, figures)
+        timings = interleaved(
+            {"queue": bench.through_queue, "driver": bench.through_driver}, repeats=repeats, warmups=2
+        )
+        computed = computation.of_step(num_tokens(num_rows, has_images))
+        rows += step_rows(title, bench, timings, computed)
+        figures[title] = {
+            "wall_s": {name: each.wall for name, each in timings.items()},
+            "bytes_through_driver": bench.sent,
+            "tensor_bytes": bench.tensors,
+            "computed_s": computed,
+        }
+    title = f"The data of a step; a model of {computation.parameters / 1e6:.1f}M parameters would compute"
+    header = ["payload", "tensors go by", "MiB", "seconds", "CPU-s", "of it through the driver", "less time",
+              "computation, s", "less time of a whole step"]  # fmt: skip
+    publish("agents-step", title, header, rows, figures)
     queue.close()
     ray.shutdown()
     return figures

@@ -37,6 +37,17 @@ HELP = [
     ("doctor", "logprobs"),
     ("template", "check"),
     ("agent", "try"),
+    ("data", "show"),
+    ("data", "get"),
+    ("reward", "try"),
+    ("eval",),
+    ("chat",),
+    ("sample",),
+    ("export",),
+    ("explain",),
+    ("runs", "list"),
+    ("runs", "show"),
+    ("runs", "rm"),
 ]
 
 

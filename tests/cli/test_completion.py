@@ -82,6 +82,21 @@ def test_values_of_settings() -> None:
     assert offered("tqppo train --set actor.lr=") == []
 
 
+def test_settings_that_name_files_offer_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows" / "a.jsonl").write_text("")
+    assert offered("tqppo train --set validation.data=ro") == ["validation.data=rows/"]
+    assert offered("tqppo train --set validation.data=rows/") == ["validation.data=rows/a.jsonl"]
+    assert offered("tqppo train --set actor.lr=ro") == []
+
+
+def test_datasets_that_can_be_made_are_offered_and_their_copies_left_to_the_shell() -> None:
+    assert offered("tqppo data ") == ["show", "get"]
+    assert offered("tqppo data get g") == ["gsm8k"]
+    assert offered("tqppo data get gsm8k --from ") == [":files"]
+
+
 def test_config_files_are_left_to_the_shell() -> None:
     assert offered("tqppo train --config ") == [":files"]
     assert offered("tqppo train --config=a") == [":files"]

@@ -76,8 +76,8 @@ def test_interrupt_ends_with_130(tmp_path: Path) -> None:
 @pytest.mark.parametrize("code", [0, 6, 130, 143])
 def test_train_ends_with_what_the_run_says(tmp_path: Path, code: int) -> None:
     body = (
-        f"sys.modules['tqppo.run.start'] = types.SimpleNamespace(train=lambda compilation, verbosity: {code})\n"
-        "app(['train', '--preset', 'quickstart'])"
+        f"sys.modules['tqppo.run.start'] = types.SimpleNamespace(train=lambda *a, **k: {code})\n"
+        "app(['train', '--preset', 'quickstart', '--no-probe'])"
     )
     assert ends(body, tmp_path) == (code, "")
 

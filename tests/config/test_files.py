@@ -71,7 +71,7 @@ def test_a_byte_order_mark_is_accepted(folder: Path) -> None:
 
 
 def test_carriage_returns_do_not_move_columns(folder: Path) -> None:
-    (folder / "x.toml").write_bytes("[run]\r\nname = 'é'\r\n[actor]\r\nlr = 'é'\r\n".encode())
+    (folder / "x.toml").write_bytes("[run]\r\ndir = 'é'\r\n[actor]\r\nlr = 'é'\r\n".encode())
     found = only_problem("x.toml")
     assert found.span is not None
     assert (str(found.span), found.span.text) == ("x.toml:4:6", "lr = 'é'")

@@ -96,6 +96,18 @@ CASES: dict[str, Case] = {
         '[rollout]\nbackend = "vllm"\nreplicas = 2\nmemory_fraction = 0.15\n'
         "[cluster]\ngpus_per_node = 2\ngpu_memory_gb = 80.0\n"
     ),
+    # data and rewards
+    "data-of-the-hub": Case('[data]\ntrain = "openai/gsm8k"\n'),
+    "data-weights": Case('[data]\ntrain = ["task:sort", "task:add"]\nweights = [1.0, 2.0, 3.0]\n'),
+    "reward-weights": Case('[reward]\nfunction = ["exact_match", "length"]\nweights = [1.0]\n'),
+    "reward-arguments": Case('[reward]\nfunction = ["exact_match", "length"]\nfunction_args = { most = 5 }\n'),
+    "validation-without-data": Case('[data]\ntrain = "mine.jsonl"\n[validation]\ninterval = 10\n'),
+    # what newcomers write
+    "key-twice": Case("[actor]\nlr = 1e-4\nepochs = 2\nlr = 1e-5\n"),
+    "table-in-a-section": Case("[actor.optimizer]\nkind = 3\n"),
+    "huge-seed": Case("[run]\nseed = 123456789012345678901\n"),
+    "name-of-another-folder": Case('[run]\nname = "../x y"\n'),
+    "single-underscore": Case("[actor]\nlr = 1e-4\n", environ={"TQPPO_ACTOR_LR": "1e-3"}),
     **distill_cases.CASES,
 }
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import tqppo
 
 PACKAGE = Path(tqppo.__file__).parent
-GROUND_FLOOR = {"builtin", "columns", "dataflow", "engines", "errors", "placement", "plugins", "protocols", "space"}
+GROUND_FLOOR = {"builtin", "columns", "dataflow", "devices", "engines", "errors", "plugins", "protocols"}
+GROUND_FLOOR |= {"space", "tables"}
 
 
 def module_name(path: Path) -> str:

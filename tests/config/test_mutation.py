@@ -58,6 +58,7 @@ def typos(name: str) -> list[str]:
     return [each for each in dict.fromkeys(found) if each != name and re.fullmatch(r"[\w-]+", each)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)
 def test_each_mistake_in_a_preset_is_one_error_on_its_line(path: Path, tmp_path: Path) -> None:
     for each in PRESETS:

@@ -9,7 +9,7 @@ from tqppo.config.placement import placement_of, placement_text
 from tqppo.config.plan.plan import make_plan
 from tqppo.config.read.presets import list_presets
 from tqppo.config.sections import Config
-from tqppo.placement import Device, Placement
+from tqppo.devices.placement import Device, Placement
 
 ON_GPUS = [
     each.name

@@ -11,8 +11,9 @@ import pytest
 
 from tqppo.data.dataset import load
 from tqppo.data.make import download, local_files, make_files
-from tqppo.data.recipes import RECIPES
+from tqppo.data.recipes import RECIPES, command_for
 from tqppo.errors import DataError, PreflightError
+from tqppo.rewards.code import read_tests
 
 
 def jsonl(path: Path, *rows: dict[str, object]) -> Path:
@@ -55,13 +56,16 @@ def test_answers_of_math_are_what_the_last_box_holds(tmp_path: Path) -> None:
     assert [made.row(i).answer for i in range(2)] == ["\\frac{1}{4}", "2"]
 
 
-def test_code_shows_its_tests(tmp_path: Path) -> None:
-    row: dict[str, object] = {"text": "Add two.", "code": "def f(a): ...", "test_list": ["assert f(1) == 3"]}
+def test_code_shows_its_tests_and_its_reward_runs_them(tmp_path: Path) -> None:
+    tests = ["assert f(1) == 3", "assert f(2) == 4"]
+    row: dict[str, object] = {"text": "Add two.", "code": "def f(a): ...", "test_list": tests}
     make_files(RECIPES["code"], [jsonl(tmp_path / "mbpp.jsonl", row)], tmp_path / "out")
     read = load(str(tmp_path / "out" / "train.parquet")).row(0)
     assert read.source == "code"
     assert isinstance(read.prompt, list)
-    assert "assert f(1) == 3" in str(read.prompt[0]["content"])
+    assert "\n".join(tests) in str(read.prompt[0]["content"])
+    assert isinstance(read.answer, str)
+    assert [test.statements for test in read_tests(read.answer)] == tests
 
 
 def test_a_file_whose_name_tells_no_split_belongs_where_the_dataset_says(tmp_path: Path) -> None:
@@ -72,8 +76,8 @@ def test_a_file_whose_name_tells_no_split_belongs_where_the_dataset_says(tmp_pat
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ('{"question": "2 + 2?", "answer": "4"}', 'row 1: the answer to .* has no "####"'),
-        ('{"text": "2 + 2?"}', "row 1: a row has none of the columns question, only text"),
+        ('{"question": "2 + 2?", "answer": "4"}', 'train.jsonl:1: the answer to .* has no "####"'),
+        ('{"text": "2 + 2?"}', "train.jsonl:1: a row has none of the columns question, only text"),
         ("[1]", "train.jsonl:1: expected a JSON object"),
         ("{", "train.jsonl:1: not valid JSON"),
         ("", "no rows"),
@@ -91,6 +95,23 @@ def test_a_copy_that_is_not_there_and_a_box_that_never_closes() -> None:
         local_files([Path("/nowhere/train.parquet")])
     with pytest.raises(DataError, match="not closed"):
         RECIPES["math"].convert({"problem": "?", "solution": "\\boxed{1"})
+
+
+def test_notes_in_the_folder_of_a_dataset_are_no_data(tmp_path: Path) -> None:
+    jsonl(tmp_path / "train.jsonl", {"question": "?", "answer": "#### 1"})
+    (tmp_path / "dataset_infos.json").write_text("{}")
+    assert local_files([tmp_path]) == {"train": [tmp_path / "train.jsonl"]}
+
+
+def test_a_row_of_code_without_tests_is_refused() -> None:
+    with pytest.raises(DataError, match=r"'Add two\.' has no tests"):
+        RECIPES["code"].convert({"text": "Add two.", "code": "def f(a): ...", "test_list": []})
+
+
+def test_the_files_of_presets_have_a_command() -> None:
+    assert command_for(Path("data/gsm8k/train.parquet")) == "tqppo data get gsm8k"
+    assert command_for(Path("/big/data/math/test.parquet")) == "tqppo data get math --out /big/data/math"
+    assert command_for(Path("data/mine/train.parquet")) == command_for(Path("train.parquet")) == ""
 
 
 def test_without_a_hub_the_error_says_what_to_do() -> None:

@@ -78,7 +78,7 @@ def test_plain_text_without_a_chat_template(tokenizer: Any, tmp_path: Path) -> N
     [
         (['{"prompt": "a", "answer": 1}', "{oops"], r"a\.jsonl:2: not valid JSON"),
         (['{"prompt": "a", "answer": 1}', "", "[1]"], r"a\.jsonl:3: expected a JSON object"),
-        (['{"question": "a", "answer": 1}'], r"a\.jsonl:1: no column 'prompt'; columns here: question, answer"),
+        (['{"text": "a", "answer": 1}'], r"a\.jsonl:1: no column looks like a prompt; columns here: text, answer"),
         (['{"prompt": "a"}'], r"a\.jsonl:1: no column 'answer'.*data\.answer_key"),
         (['{"prompt": 7, "answer": 1}'], r"a\.jsonl:1: column 'prompt' should be text or a list of chat messages"),
         ([""], r"a\.jsonl has no rows"),
@@ -95,9 +95,9 @@ def test_what_is_not_there_says_what_to_write(tmp_path: Path, tokenizer: Any) ->
         load("sort")
     with pytest.raises(UsageError, match="no dataset 'no_such'"):
         load("gym:no_such")
-    (tmp_path / "a.csv").write_text("a")
+    (tmp_path / "a.xlsx").write_text("a")
     with pytest.raises(DataError, match=r"expected \.jsonl"):
-        load(str(tmp_path / "a.csv"))
+        load(str(tmp_path / "a.xlsx"))
     (tmp_path / "a.parquet").write_text("a")
     with pytest.raises(DataError, match="not a parquet file"):
         load(str(tmp_path / "a.parquet"))

@@ -227,3 +227,37 @@ def test_the_progress_of_a_stage_is_part_of_its_line_on_a_terminal() -> None:
         while "making teachers: step 10" not in console.file.getvalue():  # type: ignore[attr-defined]
             assert time.monotonic() < deadline
             time.sleep(0.05)
+
+
+def test_one_validation_is_not_shown_as_a_change() -> None:
+    console = Console(file=io.StringIO(), width=100)
+    display = Display("mine", max_steps=4, console=console)
+    display.step(0, {"val-core/sort/acc/mean@1": 0.016})
+    display.step(1, {"critic/score/mean": 0.1})
+    display.finish(Ending("stopped after 1 of 4 steps", {}))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "before training" in text
+    assert "→" not in text
+    assert "after " not in text.replace("after 1 of", "")
+
+
+def test_a_first_validation_after_training_began_is_named_by_its_step() -> None:
+    console = Console(file=io.StringIO(), width=100)
+    display = Display("mine", max_steps=4, console=console)
+    for step, score in ((2, 0.1), (4, 0.5)):
+        display.step(step, {"val-core/sort/acc/mean@1": score})
+    display.finish(Ending("finished", {}))
+    heading = next(line for line in console.file.getvalue().splitlines() if "held-out" in line)  # type: ignore[attr-defined]
+    assert heading.split() == ["held-out", "step", "2", "step", "4", "change"]
+
+
+def test_an_example_with_its_reward_is_part_of_the_panel_and_of_the_summary() -> None:
+    console = Console(file=io.StringIO(), width=100)
+    display = Display("mine", max_steps=4, console=console)
+    display.progress.example = "'3142' → '1234', reward 1"
+    display.step(1, _metrics(1))
+    display.finish(ENDING)
+    assert "'3142' → '1234', reward 1" in console.file.getvalue()  # type: ignore[attr-defined]
+    drawn = Console(file=io.StringIO(), width=100)
+    drawn.print(panel(display.progress, width=100))
+    assert "'3142' → '1234', reward 1" in drawn.file.getvalue()  # type: ignore[attr-defined]

@@ -30,7 +30,7 @@ def test_the_quickstart_has_all_that_it_needs() -> None:
 def test_rows_and_reward_of_a_file_are_tried(tmp_path: Path) -> None:
     rows = tmp_path / "train.jsonl"
     row = {"prompt": "1+1=", "data_source": "sums", "reward_model": {"ground_truth": "2"}}
-    rows.write_text(f"{json.dumps(row)}\n" * 3)
+    rows.write_text(f"{json.dumps(row)}\n" * 40)
     assert codes(probed(f"data.train={rows}")) == []
     (found,) = probed(f"data.train={rows}", "data.prompt_key=question")
     assert (found.code, found.key) == ("E602", "data.train")
@@ -99,6 +99,18 @@ def test_devices_and_packages_are_counted() -> None:
 
     asked = torch.cuda.device_count() + 1
     assert codes(probed(f"cluster.gpus_per_node={asked}")) == ["E607"]
+
+
+def test_fake_gpus_count_as_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TQPPO_FAKE_GPUS", "2")
+    assert "E607" not in codes(probed("cluster.gpus_per_node=2"))
+    assert "E607" in codes(probed("cluster.gpus_per_node=3"))
+
+
+def test_a_reference_that_holds_tests_need_not_score_as_an_answer(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "Add one.", "answer": ["assert f(1) == 2"]}\n' * 40)
+    assert codes(probed(f"data.train={rows}", "reward.function=code", "warm_start.steps=0")) == []
 
 
 def test_the_storage_budget_is_compared_with_the_free_memory(tmp_path: Path) -> None:

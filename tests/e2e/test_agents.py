@@ -84,6 +84,7 @@ def trajectories(run: Path) -> list[object]:
 @pytest.mark.parametrize("backend", ["vllm", "sglang"])
 def test_the_agent_preset_trains_on_a_genuine_engine(cli: Cli, backend: str) -> None:
     settings = (f'rollout.backend="{backend}"', "run.max_steps=2", 'algorithm.old_logprobs="recompute"')
+    settings += ("model.hidden_size=128",)  # servers need heads of 32; the preset's have 16
     cli.run(*arguments("mine", *settings), timeout_s=1400)
     rows = step_rows(cli, "mine")
     assert_played(rows, 2)

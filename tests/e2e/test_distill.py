@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import random
 import shutil
 import signal
+import time
 from pathlib import Path
 
 import psutil
@@ -46,6 +49,45 @@ def test_a_killed_run_resumes_with_the_same_bytes_and_asks_no_teacher_twice(cli:
     assert again["teacher/one/tokens"] == 0
     last = lines(cli, "whole")[-1]
     assert {"distillation/loss", "teacher/one/latency_s/p95", "val-core/distillation/reverse_kl/mean"} <= last.keys()
+
+
+@pytest.mark.long
+def test_kills_at_random_moments_change_no_byte(cli: Cli) -> None:
+    """Three kills, each at another moment of a step, its scoring or its save."""
+    cli.train("whole", "distill")
+    seed = random.SystemRandom().randrange(10**6)
+    print(f"seed {seed}")
+    moments = random.Random(seed)
+    process = cli.start(*cli.train_arguments("killed", "distill"))
+    saved = cli.runs / "killed" / "checkpoints" / "latest"
+    for _ in range(3):
+        done = len(lines(cli, "killed"))
+
+        def is_further(process: psutil.Popen = process, done: int = done) -> bool:
+            return process.poll() is not None or (saved.exists() and len(lines(cli, "killed")) > done)
+
+        wait_until(is_further, "a step", timeout_s=400)
+        time.sleep(moments.uniform(0.0, 1.0))
+        if process.poll() is None:
+            kill(process)
+        process = cli.start("resume", "--checkpoint", "killed")
+    output, _ = process.communicate(timeout=400)
+    assert process.returncode == 0, output
+    killed, whole = (cli.runs / name / "metrics.jsonl" for name in ("killed", "whole"))
+    assert metrics.comparable(killed) == metrics.comparable(whole)
+    assert cli.weights("killed") == cli.weights("whole")
+
+
+@pytest.mark.long
+def test_rewards_adapters_ranks_and_correction_go_together(cli: Cli) -> None:
+    settings = ["distillation.task_reward=true", "distillation.coef=0.5", "model.lora_rank=4", "actor.lr=0.01"]
+    settings += ["actor.gradient_checkpointing=true", "actor.ranks=2", "algorithm.correction=token"]
+    cli.train("mine", "distill", *settings, "algorithm.filter_groups=true")
+    found = lines(cli, "mine")[1:]
+    assert len(found) == 6
+    for line in found:
+        assert {"actor/pg_loss", "distillation/loss", "training/filter_groups/evicted_samples"} <= line.keys()
+        assert all(value is None or math.isfinite(value) for value in line.values())
 
 
 @pytest.mark.long

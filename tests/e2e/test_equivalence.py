@@ -14,7 +14,8 @@ def figures(cli: Cli, name: str) -> list[dict[str, float]]:
     return [metrics.without_timings(row) for row in metrics.read(cli.runs / name / "metrics.jsonl")]
 
 
-@pytest.mark.parametrize("mode", ["grpo", pytest.param("ppo", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("mode", ["grpo", "ppo"])
 def test_storages_and_ranks_give_the_same_metrics(cli: Cli, mode: str) -> None:
     two = ["actor.ranks=2", "critic.ranks=2"] if mode == "ppo" else ["actor.ranks=2"]
     cli.train("simple", mode)

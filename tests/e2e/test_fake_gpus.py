@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 from e2e.runs import Cli
 
-from tqppo.fake_gpus import COUNT, MEMORY
+from tqppo.devices.fake_gpus import COUNT, MEMORY
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -33,6 +33,7 @@ def steps(cli: Cli, name: str) -> list[int]:
     return [json.loads(line)["step"] for line in lines]
 
 
+@pytest.mark.long
 def test_a_run_on_two_fake_gpus_is_the_run_on_cpus(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     cpus = [each for each in TWO if not each.startswith("cluster.")]
     cli.train("cpus", "grpo", *cpus, "model.dtype=float32", "cluster.cpus_per_worker=0.1")
@@ -41,6 +42,7 @@ def test_a_run_on_two_fake_gpus_is_the_run_on_cpus(cli: Cli, monkeypatch: pytest
     assert cli.weights("gpus") == cli.weights("cpus")
 
 
+@pytest.mark.long
 def test_a_fake_gpu_that_is_too_small_ends_the_run_with_the_sum(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(COUNT, "2")
     monkeypatch.setenv(MEMORY, "0.0001")

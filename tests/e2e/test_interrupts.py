@@ -36,7 +36,9 @@ def traces(processes: list[psutil.Process]) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.long)]
+)
 def test_the_first_signal_finishes_the_step_and_saves(cli: Cli, number: int, code: int) -> None:
     process = started(cli, "mine")
     process.send_signal(number)

@@ -36,6 +36,7 @@ may_mount = pytest.mark.skipif(
 LARGE = ("model.hidden_size=512", "model.num_layers=2", "model.num_heads=8", "warm_start.steps=0", "run.max_steps=1")
 
 
+@pytest.mark.long
 @may_mount
 def test_small_shared_memory_sends_published_weights_elsewhere(cli: Cli) -> None:
     cli.prefix = in_small_shared_memory()

@@ -65,7 +65,7 @@ EMPHASIS = {
         pytest.param("grpo", "simple", ["update", "update"], marks=pytest.mark.long),
         pytest.param("grpo", "ray", ["save"], marks=pytest.mark.long),
         pytest.param("ppo", "simple", ["save", "update"], marks=pytest.mark.long),
-        ("ppo", "ray", ["generation"]),
+        pytest.param("ppo", "ray", ["generation"], marks=pytest.mark.long),
     ],
 )
 def test_a_killed_and_resumed_run_equals_one_that_never_was(
@@ -98,6 +98,7 @@ def test_one_seed_gives_the_same_bytes_and_another_does_not(cli: Cli) -> None:
     assert compare[0] == compare[1] != compare[2]
 
 
+@pytest.mark.long
 def test_a_longer_run_goes_on_and_a_complete_one_says_so(cli: Cli) -> None:
     cli.train("mine", "grpo", "run.max_steps=3", 'actor.schedule="constant"')
     said = cli.run("resume", "--checkpoint", "mine")

@@ -22,6 +22,7 @@ def crash(text: str) -> str:
 '''
 
 
+@pytest.mark.long
 def test_a_run_with_tools_counts_their_calls_and_tokenises_no_turn_again(cli: Cli) -> None:
     (cli.folder / "tools.py").write_text(TOOLS)
     settings = (
@@ -45,6 +46,6 @@ def test_a_run_with_tools_counts_their_calls_and_tokenises_no_turn_again(cli: Cl
 def test_tools_that_cannot_be_loaded_are_refused_before_the_run(cli: Cli) -> None:
     (cli.folder / "tools.py").write_text("def bare(x):\n    return x\n")
     arguments = 'rollout.agent_args={tools=["tools.py:bare"]}'
-    said = cli.train("mine", "grpo", "rollout.agent=tools", arguments, code=3)
+    said = cli.train("mine", "grpo", "rollout.agent=tools", arguments, code=4)
     assert "argument 'x' has no annotation" in said
     assert not (cli.runs / "mine").exists()

@@ -62,6 +62,7 @@ def test_sources_are_kept_apart_and_order_does_not_matter() -> None:
     assert found == validation.figures(answers[::-1])
 
 
+@pytest.mark.slow
 def test_more_subsets_than_the_limit_are_drawn_alike_each_time() -> None:
     rows = {"p": "aaaaaaaabbbbbbbb"}
     first = validation.figures(_answers(rows))

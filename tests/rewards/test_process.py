@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from tqppo.errors import DataError
+from tqppo.rewards.calls import RewardCall
 from tqppo.rewards.functions import exact_match
-from tqppo.rewards.process import SampleLoop, check_signature, describe, load_function, send
+from tqppo.rewards.process import SampleLoop, describe, load_function, send
 
 
 def sent(message: dict[str, object]) -> object:
@@ -28,9 +29,9 @@ def test_functions_are_found_by_name_in_files_and_in_modules(tmp_path: Path) -> 
 
 
 def test_a_signature_that_does_not_fit_is_refused() -> None:
-    check_signature("exact_match", exact_match, {"ignore_case": True})
+    RewardCall("exact_match", exact_match, {"ignore_case": True})
     with pytest.raises(DataError, match="cannot be called as"):
-        check_signature("exact_match", exact_match, {"ignore": True})
+        RewardCall("exact_match", exact_match, {"ignore": True})
 
 
 def test_scalars_of_numpy_are_sent_as_numbers_and_other_objects_as_an_error() -> None:
@@ -51,7 +52,25 @@ def test_each_sample_gets_one_answer_also_when_the_function_raises() -> None:
 
     samples = [{"id": i, "source": "s", "solution": text, "answer": "", "extra": {}} for i, text in enumerate("1x")]
     pipe = io.BytesIO()
-    SampleLoop(grade, {}, pipe).run(io.BytesIO(b"".join(json.dumps(each).encode() + b"\n" for each in samples)))
+    SampleLoop(RewardCall("grade", grade), pipe).run(
+        io.BytesIO(b"".join(json.dumps(each).encode() + b"\n" for each in samples))
+    )
     answers = [json.loads(line) for line in pipe.getvalue().splitlines()]
     assert answers[0] == {"id": 0, "value": 1.0}
     assert "could not convert" in answers[1]["error"]
+
+
+def test_a_batch_function_gets_all_samples_that_wait_and_one_bad_sample_spoils_no_other() -> None:
+    sizes = []
+
+    def grade(completions: list[str], **columns: object) -> list[float]:
+        sizes.append(len(completions))
+        return [float(text) for text in completions]
+
+    samples = [{"id": i, "source": "s", "solution": text, "answer": "", "extra": {}} for i, text in enumerate("12x")]
+    for texts in (samples[:2], samples):
+        data, pipe = io.BytesIO(b"".join(json.dumps(each).encode() + b"\n" for each in texts)), io.BytesIO()
+        SampleLoop(RewardCall("grade", grade), pipe).run_batches(data, lambda: True)
+        answers = [json.loads(line) for line in pipe.getvalue().splitlines()]
+        assert [each.get("value") for each in answers] == [1.0, 2.0, None][: len(texts)]
+    assert sizes == [2, 3, 1, 1, 1]

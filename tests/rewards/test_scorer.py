@@ -252,7 +252,7 @@ def test_a_late_async_sample_fails_alone(make: Any) -> None:
 def test_an_async_sample_that_blocks_its_process_does_not_take_the_others_along(
     make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tqppo.process_pool.GRACE_S", 0.2)
+    monkeypatch.setattr("tqppo.processes.pool.GRACE_S", 0.2)
     scorer = make("slow", timeout_s=0.8, on_error="zero")
     found = score_all(scorer, "1", "block", "2")
     assert [each.score for each in found] == [1.0, 0.0, 2.0]

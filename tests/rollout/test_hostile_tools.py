@@ -12,9 +12,9 @@ from typing import Any, ClassVar
 import pytest
 from scripted import CHAT
 
-from tqppo import lifeline
 from tqppo.data.prompts import Prompt
 from tqppo.metrics.events import Event
+from tqppo.processes import lifeline
 from tqppo.protocols import Completion, EngineCapabilities, EngineSpec, Request, Sampling
 from tqppo.queue.client import Queue
 from tqppo.rewards.scorer import ScorerSpec

@@ -15,6 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tqppo.data.prompts import Prompt
+from tqppo.devices.seats import NO_CPU
 from tqppo.errors import DeadlineExceeded, EngineError
 from tqppo.protocols import Completion, EngineSpec, Request, Sampling, WeightSource
 from tqppo.queue.client import Queue
@@ -25,7 +26,6 @@ from tqppo.rollout.pool import RolloutPool, is_local
 from tqppo.rollout.session import Session
 from tqppo.rollout.trajectory import Trajectory
 from tqppo.rollout.worker import RolloutSpec, RolloutWorker
-from tqppo.seats import NO_CPU
 from tqppo.weights.verify import Probe
 
 TOKENS = [1, 2, 3, 4]

@@ -19,6 +19,7 @@ def run(backend: str, sync: str, timeout_s: float) -> None:
     assert "all is well" in ended.stdout
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_embedded_engine_on_another_node_gets_a_copy_of_the_weights() -> None:
     run("embedded", "file", 280)

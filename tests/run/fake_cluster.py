@@ -1,9 +1,12 @@
-"""Every 7B preset on fake GPUs: `python fake_cluster.py NODES`, with 8 GPUs each."""
+"""Placements on fake GPUs: `python fake_cluster.py NODES`, with 8 GPUs each; with several nodes every preset's."""
 
 from __future__ import annotations
 
+import os
 import sys
 import time
+
+os.environ["RAY_prestart_worker_first_driver"] = "0"  # noqa: SIM112 - 32 processes would start that nothing uses
 
 import ray
 
@@ -11,7 +14,7 @@ from tqppo.config.compile import compile_config
 from tqppo.config.placement import placement_of
 from tqppo.config.read.presets import list_presets
 from tqppo.config.sections import Config
-from tqppo.placement import Placement
+from tqppo.devices.placement import Placement
 from tqppo.run.cluster import start_patiently
 from tqppo.run.placement import Seating, take_seats
 
@@ -38,13 +41,14 @@ def start(nodes: int) -> None:
 
 
 def configs(nodes: int) -> list[Config]:
-    """The presets with GPUs that fit, and last one with engines of several GPUs on every node."""
+    """One preset with GPUs for each placement that fits, and last one with engines of several GPUs on every node."""
     names = [each.name for each in list_presets({}) if not each.name.startswith("base-")]
     drafts = [compile_config(name, environ={}).draft for name in names]
-    found = [draft for draft in drafts if 0 < sum(placement_of(draft).gpus) <= 8 * nodes]
+    fits = 8 * nodes if nodes > 1 else 0  # on one node the last is enough: each takes ten seconds
+    found = {repr(placement_of(draft)): draft for draft in drafts if 0 < sum(placement_of(draft).gpus) <= fits}
     sizes = [f"cluster.nodes={nodes}", f"actor.ranks={8 * nodes}", f"reference.ranks={8 * nodes}"]
     engines = [f"rollout.replicas={4 * nodes}", "rollout.tensor_parallel=2"]
-    return [*found, compile_config("grpo-7b", [], [*sizes, *engines], {}).draft]
+    return [*found.values(), compile_config("grpo-7b", [], [*sizes, *engines], {}).draft]
 
 
 def check_seats(placement: Placement, seating: Seating) -> None:

@@ -28,9 +28,14 @@ class StandIn:
 
     happens: Callable[[str], None]
     weight: int = 1
+    example: str = "'1+1?' → '2', reward 1"
 
     @property
     def trainer(self) -> StandIn:
+        return self
+
+    @property
+    def validator(self) -> StandIn:
         return self
 
     def step(self, step: int) -> dict[str, float]:

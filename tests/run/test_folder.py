@@ -13,13 +13,43 @@ from tqppo.errors import PreflightError, UsageError
 from tqppo.run.folder import RunFolder, new_run
 
 
-def test_a_taken_name_is_refused_with_the_way_to_go_on(tmp_path: Path) -> None:
-    run = new_run(tmp_path, "mine", preset="quickstart", model="tiny")
-    with pytest.raises(UsageError, match=r"already\. Choose another run\.name"):  # there is nothing to go on from
-        new_run(tmp_path, "mine", preset="quickstart", model="tiny")
+def trained(folder: Path) -> RunFolder:
+    """A run with two steps and a checkpoint."""
+    run = new_run(folder, "mine", preset="quickstart", model="tiny")
+    run.config.write_text("")
+    run.metrics.write_text('{"step": 1}\n{"step": 2}\n')
     (run.checkpoints / "step_000002").mkdir(parents=True)
-    with pytest.raises(UsageError, match="tqppo resume --checkpoint mine"):
-        new_run(tmp_path, "mine", preset="quickstart", model="tiny")
+    return run
+
+
+def test_a_taken_name_is_refused_with_the_way_to_go_on(tmp_path: Path) -> None:
+    run = trained(tmp_path)
+    with pytest.raises(UsageError, match=r"with 2 steps\. Go on with it: `tqppo resume mine`; replace it: --overwrite"):
+        new_run(tmp_path, "mine", preset="", model="tiny")
+    make_export(run, "2")
+    run.replace_export(2)
+    with pytest.raises(UsageError, match="Train it longer: `tqppo resume mine --max-steps 4`"):
+        new_run(tmp_path, "mine", preset="", model="tiny")
+
+
+def test_a_run_without_a_step_does_not_hold_its_name(tmp_path: Path) -> None:
+    run = new_run(tmp_path, "mine", preset="", model="tiny")
+    run.config.write_text("")
+    run.metrics.write_text('{"step": 0}\n')
+    run.next_attempt()
+    again = new_run(tmp_path, "mine", preset="", model="tiny")
+    again.clear()
+    assert list(again.path.iterdir()) == []
+
+
+def test_overwriting_removes_a_run_but_never_another_folder(tmp_path: Path) -> None:
+    trained(tmp_path)
+    new_run(tmp_path, "mine", preset="", model="tiny", overwrite=True).clear()
+    assert list((tmp_path / "mine").iterdir()) == []
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "thesis.tex").write_text("")
+    with pytest.raises(UsageError, match="is no run"):
+        new_run(tmp_path, "data", preset="", model="tiny", overwrite=True)
 
 
 def test_a_folder_that_cannot_be_made_is_explained(tmp_path: Path) -> None:

@@ -55,10 +55,12 @@ class Answers:
 
 def test_a_validation_reports_sampled_and_greedy_apart_and_leaves_no_rows() -> None:
     queue = Queue.create("simple", local=True)
-    prompts = [Prompt(f"p{i}", i, [1], "", "sums", {}, "") for i in range(3)]
+    prompts = [Prompt(f"p{i}", i, [1], "", "sums", {}, f"{i}+{i}?") for i in range(3)]
     task = Assignment(0, 0, 1, Sampling(), partition="val", greedy=True, keep_tensors=False)
     pool: Any = Answers(queue)
-    found = Validator(pool, queue, Clock(), prompts, task).run()
+    validator = Validator(pool, queue, Clock(), prompts, task)
+    found = validator.run()
+    assert validator.example == "'0+0?' → '1.0', reward 1"
     assert found["val-core/sums/reward/mean@1"] == 0.0
     assert found["val-core/sums/reward/greedy"] == 1.0
     assert found["val-aux/failed_sessions"] == 0

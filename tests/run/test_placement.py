@@ -89,7 +89,8 @@ def test_teachers_have_gpus_of_their_own_and_attached_ones_need_nothing() -> Non
 
 @pytest.mark.ray
 @pytest.mark.slow
-@pytest.mark.parametrize("nodes", [1, pytest.param(4, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("nodes", [1, 4])
 def test_processes_sit_where_the_placement_says(nodes: int) -> None:
     """On fake GPUs: devices distinct within a role, an engine's on one node and disjoint from other replicas'."""
     done = subprocess.run([sys.executable, str(GPUS), str(nodes)], capture_output=True, text=True, timeout=280)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from transformers import AutoConfig
@@ -12,7 +11,7 @@ SPEC = TinyModelSpec("qwen3", 32, 1, 2, True, steps=1, batch_size=4, lr=1e-3, se
 
 
 def test_the_model_has_the_shape_asked_for_and_is_made_once(tmp_path: Path) -> None:
-    data = partial(list, [([{"role": "user", "content": str(i)}], str(i)) for i in range(10)])
+    data = [([{"role": "user", "content": str(i)}], str(i)) for i in range(10)]
     folder = Path(make_tiny_model(str(tmp_path / "model"), SPEC, data))
     config = AutoConfig.from_pretrained(folder)
     assert (config.model_type, config.hidden_size, config.num_hidden_layers) == ("qwen3", 32, 1)

@@ -17,7 +17,8 @@ from tqppo.config.placement import placement_of
 from tqppo.config.sections import Config
 from tqppo.data.prompts import Prompt
 from tqppo.dataflow import Features, Stage
-from tqppo.device_memory import MemoryLedger
+from tqppo.devices.memory import MemoryLedger
+from tqppo.devices.turns import DeviceTurns, EngineParty, Turn
 from tqppo.protocols import Metrics, WeightSource
 from tqppo.queue.client import Queue
 from tqppo.queue.meta import BatchMeta, Jagged
@@ -28,7 +29,6 @@ from tqppo.run.compose import Processes, make_stages, make_trainer
 from tqppo.run.configure import RunPaths
 from tqppo.run.processes import start_groups
 from tqppo.trainers.stages import Clock, Stages, Trainer
-from tqppo.turns import DeviceTurns, EngineParty, Turn
 from tqppo.workers.process.bridge import stage_of
 from tqppo.workers.specs import RoleSpec
 

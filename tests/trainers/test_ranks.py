@@ -14,10 +14,10 @@ from safetensors.torch import load_file
 from trainers.batches import Bench, RandomRow, Variant, random_rows
 
 from tqppo.dataflow import Features
+from tqppo.devices.seats import Seat
 from tqppo.protocols import Metrics
 from tqppo.queue.client import Queue
 from tqppo.queue.meta import BatchMeta
-from tqppo.seats import Seat
 from tqppo.workers.actor import Actor
 from tqppo.workers.critic import Critic
 from tqppo.workers.process.bridge import run_columns, run_update
@@ -80,7 +80,7 @@ def one_step(bench: Bench, groups: dict[str, Any], rows: list[RandomRow], multip
     return {name: value for name, value in metrics.items() if not name.startswith("padding/")}
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_ranks_padding_and_token_budgets_change_neither_metrics_nor_gradients(
     queue: Queue, tiny_model: Path, tmp_path: Path, ranks: int
 ) -> None:

@@ -12,7 +12,7 @@ from tqppo.config.compile import compile_config
 from tqppo.config.placement import placement_of
 from tqppo.config.plan.memory import total
 from tqppo.config.plan.plan import make_plan
-from tqppo.device_memory import MemoryLedger
+from tqppo.devices.memory import MemoryLedger
 from tqppo.errors import EngineError, OutOfDeviceMemory
 from tqppo.queue.client import Queue
 from tqppo.rollout.teachers.figures import RolloutReport

@@ -11,12 +11,12 @@ from types import SimpleNamespace
 import pytest
 
 from tqppo.errors import PreflightError
-from tqppo.reaper import claim
+from tqppo.processes.reaper import claim
 from tqppo.weights import location
 
 CLAIM = """
 import sys
-from tqppo.reaper import claim
+from tqppo.processes.reaper import claim
 from tqppo.weights import location
 made = claim(location.new_folder())
 (made.folder / "model.safetensors").write_bytes(b"weights")

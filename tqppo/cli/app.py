@@ -4,23 +4,33 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
+from typer.exceptions import TyperException
 
 from tqppo import space
 from tqppo.cli import (
     agent,
     backends,
+    chat,
     completion,
     config,
     crash,
-    data,
+    datasets,
     doctor,
     environment,
+    evaluate,
+    explain,
+    export,
+    mistakes,
     presets,
     resume,
+    reward,
+    runs,
     schema,
     template,
     train,
@@ -54,6 +64,25 @@ class Commands(TyperGroup):
                 raise
             typer.echo(f"error: {full}", err=True)
             sys.exit(full.exit_code)
+
+    def make_context(self, info_name: str | None, args: list[str], *more: Any, **extra: Any) -> Any:
+        self._arguments = list(args)
+        with self._in_our_words():
+            return super().make_context(info_name, args, *more, **extra)
+
+    def invoke(self, ctx: Any) -> Any:
+        with self._in_our_words():
+            return super().invoke(ctx)
+
+    @contextmanager
+    def _in_our_words(self) -> Iterator[None]:
+        """Errors of the option parser become UsageErrors; a group without a command prints its help, as before."""
+        try:
+            yield
+        except TyperException as error:
+            if type(error).__name__ == "NoArgsIsHelpError" or not hasattr(error, "format_message"):
+                raise
+            raise mistakes.explained(error, self._arguments) from None
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args and args[-1] in ("--show-completion", "--install-completion"):
@@ -122,12 +151,19 @@ def root(
 
 app.command("train")(train.train)
 app.command("resume")(resume.resume)
+app.command("eval")(evaluate.evaluate)
+app.command("chat")(chat.chat)
+app.command("sample")(chat.sample)
+app.command("export")(export.export)
 app.command("validate-config")(validate.validate)
-app.command("data")(data.data)
+app.command("explain")(explain.explain)
 app.command("schema")(schema.schema)
 app.command("env")(environment.show)
+app.add_typer(runs.app, name="runs")
 app.add_typer(presets.app, name="presets")
 app.add_typer(config.app, name="config")
+app.add_typer(datasets.app, name="data")
+app.add_typer(reward.app, name="reward")
 app.add_typer(backends.app, name="backends")
 app.add_typer(doctor.app, name="doctor")
 app.add_typer(template.app, name="template")

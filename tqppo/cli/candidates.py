@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 Candidate = tuple[str, str]
 
-PATHS = {"config"}
+PATHS = {"config", "source", "data", "to", "folder", "copies", "out"}
 
 
 def presets(word: str, finished: list[str]) -> Iterator[Candidate]:
@@ -25,6 +26,7 @@ def settings(word: str, finished: list[str]) -> Iterator[Candidate]:
     section, dot, _ = key.rpartition(".")
     if equals:
         yield from ((f"{key}={value}", "") for value in values_of(key))
+        yield from ((f"{key}={path}", "") for path in files_for(key, word.partition("=")[2]))
     elif not dot:
         yield from ((f"{each.name}=", each.doc) for each in all_keys() if "." not in each.name)
         yield from dict.fromkeys((each.name.split(".")[0] + ".", "") for each in all_keys() if "." in each.name)
@@ -33,6 +35,32 @@ def settings(word: str, finished: list[str]) -> Iterator[Candidate]:
         for each in all_keys():
             if each.name.rpartition(".")[0] == known:
                 yield f"{section}.{each.name.rpartition('.')[2]}=", each.doc
+
+
+def files_for(key: str, typed: str) -> Iterator[str]:
+    """Files and folders for a setting that names one, beginning with what is typed."""
+    from tqppo.config.read.paths import DATA, MODELS, OWN_CODE
+
+    pattern = re.sub(r"^teachers\.[^.]+", "teachers.*", key)
+    if pattern not in (*DATA, *MODELS, *OWN_CODE):
+        return
+    folder, slash, _ = typed.rpartition("/")
+    place = Path(folder + slash or ".").expanduser()
+    for each in sorted(place.iterdir()) if place.is_dir() else ():
+        if not each.name.startswith("."):
+            yield f"{folder}{slash}{each.name}{'/' if each.is_dir() else ''}"
+
+
+def codes(word: str, finished: list[str]) -> Iterator[Candidate]:
+    from tqppo.config.show.codes import MEANINGS
+
+    yield from MEANINGS.items()
+
+
+def datasets(word: str, finished: list[str]) -> Iterator[Candidate]:
+    from tqppo.data.recipes import RECIPES
+
+    yield from ((name, recipe.repository) for name, recipe in RECIPES.items())
 
 
 def dotted_keys(word: str, finished: list[str]) -> Iterator[Candidate]:
@@ -87,6 +115,10 @@ BY_PARAMETER: dict[str, Callable[[str, list[str]], Iterator[Candidate]]] = {
     "second": presets,
     "overrides": settings,
     "key": dotted_keys,
+    "unset": dotted_keys,
+    "settings": settings,
+    "code": codes,
+    "dataset": datasets,
     "run": runs,
     "checkpoint": runs,
     "kind": kinds,

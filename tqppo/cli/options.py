@@ -20,6 +20,11 @@ Overrides = Annotated[
         "--set", "-s", metavar="KEY=VALUE", help="One setting, as `rollout.group_size=8`. Repeatable; wins over all."
     ),
 ]
+Unset = Annotated[
+    list[str] | None,
+    typer.Option("--unset", metavar="KEY", help="Use the default of a setting, whatever presets and files say."),
+]
+BareSettings = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings, as with --set.")]
 MaxSteps = Annotated[
     int | None, typer.Option("--max-steps", min=1, help="Steps in all, counted from the very first start.")
 ]

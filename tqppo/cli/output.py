@@ -13,6 +13,13 @@ def emit_json(value: object) -> None:
     typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
 
 
+def tick(finding: str) -> None:
+    """Print something that was tried and is in order."""
+    mark = "✓" if "utf" in (sys.stdout.encoding or "").lower() else "ok"
+    typer.secho(mark, fg="green", nl=False)
+    typer.echo(f" {finding}")
+
+
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a table. Cells are literal text: rich's markup is off."""
     if not sys.stdout.isatty():

@@ -21,7 +21,10 @@ def resume(
     overrides: Overrides = None,
     max_steps: MaxSteps = None,
     fork: Annotated[
-        str, typer.Option("--fork", metavar="NAME", help="Continue under another name; the first run stays as it is.")
+        str,
+        typer.Option(
+            "--fork", metavar="NAME", help="Continue under another name, also with other settings; the first run stays."
+        ),
     ] = "",
     verbose: Verbose = 0,
     quiet: Quiet = 0,

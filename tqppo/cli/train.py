@@ -3,23 +3,46 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tqppo.cli.compiling import compile_named, print_diagnostics
-from tqppo.cli.options import ConfigFiles, MaxSteps, Overrides, Preset, Quiet, Verbose, set_log_level, verbosity
-from tqppo.errors import ConfigError
+from tqppo.cli.compiling import bare_settings, compile_named, has_errors, print_diagnostics
+from tqppo.cli.options import (
+    BareSettings,
+    ConfigFiles,
+    MaxSteps,
+    Overrides,
+    Preset,
+    Quiet,
+    Unset,
+    Verbose,
+    set_log_level,
+    verbosity,
+)
+from tqppo.cli.output import tick
+from tqppo.errors import ConfigError, PreflightError
+
+if TYPE_CHECKING:
+    from tqppo.config.compilation import Compilation
 
 
 def train(
     ctx: typer.Context,
+    settings: BareSettings = None,
     preset: Preset = None,
     config: ConfigFiles = None,
     overrides: Overrides = None,
+    unset: Unset = None,
     name: Annotated[str, typer.Option("--name", "-n", metavar="NAME", help="Folder of the run under run.dir.")] = "",
     max_steps: MaxSteps = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop.")] = False,
+    no_probe: Annotated[
+        bool, typer.Option("--no-probe", help="Do not try tokenizer, data, reward and devices first.")
+    ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Remove a run of this name, even if it has trained.")
+    ] = False,
     verbose: Verbose = 0,
     quiet: Quiet = 0,
 ) -> None:
@@ -28,8 +51,8 @@ def train(
     Settings come from, later ones winning: defaults, the preset, --config files, TQPPO__SECTION__KEY, --set.
     """
     shorthands = {"run.name": json.dumps(name) if name else "", "run.max_steps": str(max_steps or "")}
-    settings = [*(overrides or []), *(f"{key}={value}" for key, value in shorthands.items() if value)]
-    compilation = compile_named(preset, config, settings)
+    short = [f"{key}={value}" for key, value in shorthands.items() if value]
+    compilation = compile_named(preset, config, [*(overrides or []), *bare_settings(settings), *short], unset=unset)
     print_diagnostics(compilation.diagnostics)
     if not compilation.ok:
         raise typer.Exit(ConfigError.exit_code)
@@ -39,8 +62,20 @@ def train(
 
         typer.echo(plan_text(make_plan(compilation)).rstrip("\n"))
         return
-    from tqppo.run import start
-
     level = verbosity(ctx, verbose, quiet)
     set_log_level(level)
-    raise typer.Exit(start.train(compilation, verbosity=level))
+    if not no_probe:
+        _probe(compilation, quiet=level < 0)
+    from tqppo.run import start
+
+    raise typer.Exit(start.train(compilation, verbosity=level, overwrite=overwrite))
+
+
+def _probe(compilation: Compilation, *, quiet: bool) -> None:
+    """Try what the config names before anything heavy starts; ends the command if something is missing."""
+    from tqppo.doctor.probe import probe
+
+    found = probe(compilation, (lambda _: None) if quiet else tick, starts_engines=False)
+    print_diagnostics(found)
+    if has_errors(found):
+        raise typer.Exit(PreflightError.exit_code)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tqppo.cli.compiling import compile_named, has_errors, print_diagnostics
-from tqppo.cli.options import AsJson, ConfigFiles, Overrides, Preset, Quiet, Verbose, verbosity
-from tqppo.cli.output import emit_json
+from tqppo.cli.compiling import bare_settings, compile_named, has_errors, print_diagnostics
+from tqppo.cli.options import AsJson, BareSettings, ConfigFiles, Overrides, Preset, Quiet, Unset, Verbose, verbosity
+from tqppo.cli.output import emit_json, tick
 from tqppo.errors import ConfigError, PreflightError, UsageError
 
 if TYPE_CHECKING:
@@ -21,9 +21,11 @@ FORMATS = ("text", "json", "github")
 
 def validate(
     ctx: typer.Context,
+    settings: BareSettings = None,
     preset: Preset = None,
     config: ConfigFiles = None,
     overrides: Overrides = None,
+    unset: Unset = None,
     format_: Annotated[
         str, typer.Option("--format", metavar="text|json|github", help="For people, programs, or pull requests.")
     ] = "text",
@@ -43,9 +45,9 @@ def validate(
     format_ = "json" if as_json else format_
     if format_ not in FORMATS:
         raise UsageError(f"--format {format_}: there is {', '.join(FORMATS)}")
-    compilation = compile_named(preset, config, overrides)
+    compilation = compile_named(preset, config, [*(overrides or []), *bare_settings(settings)], unset=unset)
     findings: list[str] = []
-    found = _probe(compilation, findings.append) if probe and compilation.ok else []
+    found = (_probe(compilation, findings.append) if probe else _files(compilation)) if compilation.ok else []
     level = verbosity(ctx, verbose, quiet)
     if format_ == "text":
         _as_text(compilation, found, findings if level >= 0 else [], explain, level)
@@ -65,12 +67,19 @@ def _probe(compilation: Compilation, tell: Callable[[str], None]) -> list[Diagno
     return probe(compilation, tell)
 
 
+def _files(compilation: Compilation) -> list[Diagnostic]:
+    from tqppo.doctor.files import missing_files
+
+    return missing_files(compilation)
+
+
 def _as_text(compilation: Compilation, found: list[Diagnostic], findings: list[str], explain: bool, level: int) -> None:
     from tqppo.config.plan.plan import make_plan
     from tqppo.config.plan.text import plan_text
 
     print_diagnostics([*compilation.diagnostics, *found])
-    typer.echo("".join(f"{each}\n" for each in findings), nl=False)
+    for each in findings:
+        tick(each)
     if compilation.ok and level >= 0:
         typer.echo(plan_text(make_plan(compilation), formulas=explain).rstrip("\n"))
 

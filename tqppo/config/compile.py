@@ -14,6 +14,8 @@ from tqppo.config.compilation import Compilation, Origin
 from tqppo.config.diagnostics import Diagnostic, in_order
 from tqppo.config.read.assignment import KeyAssignment, SettingsLayer
 from tqppo.config.read.layers import read_layers
+from tqppo.config.read.paths import rebased
+from tqppo.config.read.unset import is_unset, unknown_unset
 from tqppo.config.read.validate import AssignmentValidator
 from tqppo.config.sections import Config
 
@@ -23,17 +25,25 @@ def compile_config(
     config_files: Sequence[Path | str] = (),
     overrides: Sequence[str] = (),
     environ: Mapping[str, str] | None = None,
+    *,
+    unset: Sequence[str] = (),
 ) -> Compilation:
-    """Later wins: defaults, the preset (after what it extends), files, TQPPO__SECTION__KEY, `--set` arguments."""
+    """Later wins: defaults, the preset (after what it extends), files, TQPPO__SECTION__KEY, `--set` arguments.
+
+    What layers before `--set` say of a key in `unset` does not count.
+    """
     environ = os.environ if environ is None else environ
     layers, problems = read_layers(preset, [Path(each) for each in config_files], overrides, environ)
-    validator = AssignmentValidator(problems)
+    validator = AssignmentValidator([*problems, *unknown_unset(unset)])
     if any(each.severity == "error" for each in problems):
         validator.unresolved.add("*")  # a layer is missing or broken, and may have set any key
     merged: dict[str, object] = {}
     origins: dict[str, list[Origin]] = {}
     for number, layer in enumerate(layers):
         for one in validator.valid(layer):
+            if layer.kind != "set" and is_unset(one.path, unset):
+                continue
+            one = one if layer.folder is None else rebased(one, layer.folder)
             _merge(merged, one.path, one.value)
             origins.setdefault(_dotted(one.path), []).append(_origin(one, layer, number))
     _fill_missing_paths(merged, validator, layers)

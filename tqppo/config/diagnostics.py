@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import textwrap
 import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+MIN_WRAPPED = 20
 Severity = Literal["error", "warning"]
 _COLOURS = {"error": "\x1b[1;31m", "warning": "\x1b[1;33m", "bold": "\x1b[1m", "blue": "\x1b[1;34m", "off": "\x1b[0m"}
 
@@ -76,11 +78,14 @@ def in_order(diagnostics: Iterable[Diagnostic]) -> list[Diagnostic]:
     return sorted(dict.fromkeys(diagnostics), key=place)
 
 
-def render_text(diagnostics: Sequence[Diagnostic], *, color: bool = False) -> str:
-    """Each problem with its source line and a caret, then the number of errors and warnings."""
+def render_text(diagnostics: Sequence[Diagnostic], *, color: bool = False, width: int = 0) -> str:
+    """Each problem with its source line and a caret, then the number of errors and warnings.
+
+    Explanations are wrapped at words to `width` columns; 0: one line each.
+    """
     if not diagnostics:
         return ""
-    blocks = [_block(each, color) for each in in_order(diagnostics)]
+    blocks = [_block(each, color, width) for each in in_order(diagnostics)]
     return "\n\n".join([*blocks, summary(diagnostics)]) + "\n"
 
 
@@ -96,7 +101,7 @@ def summary(diagnostics: Sequence[Diagnostic]) -> str:
     return ", ".join(part for part in parts if not part.startswith("0 ")) or "no problems"
 
 
-def _block(each: Diagnostic, color: bool) -> str:
+def _block(each: Diagnostic, color: bool, width: int) -> str:
     def paint(text: str, how: str) -> str:
         return f"{_COLOURS[how]}{text}{_COLOURS['off']}" if color else text
 
@@ -112,9 +117,18 @@ def _block(each: Diagnostic, color: bool) -> str:
     labelled += [("note", note) for note in each.notes]
     for label, text in labelled:
         if text:
-            indented = text.replace("\n", f"\n{margin}   {' ' * (len(label) + 2)}")
+            indent = f"{margin}   {' ' * (len(label) + 2)}"
+            indented = _wrapped(text, width - len(indent)).replace("\n", f"\n{indent}")
             lines.append(f"{margin} {paint('=', 'blue')} {paint(label, 'bold')}: {indented}")
     return "\n".join(lines)
+
+
+def _wrapped(text: str, width: int) -> str:
+    """Each line of a text broken at spaces; a terminal that is too narrow breaks it by itself."""
+    if width < MIN_WRAPPED:
+        return text
+    lines = [textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False) for line in text.split("\n")]
+    return "\n".join("\n".join(each) for each in lines)
 
 
 def _shown(text: str) -> str:

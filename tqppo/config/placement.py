@@ -11,7 +11,7 @@ from itertools import groupby
 
 from tqppo.config import facts
 from tqppo.config.sections import Config
-from tqppo.placement import TEACHER, Device, Placement, Seats
+from tqppo.devices.placement import TEACHER, Device, Placement, Seats
 
 
 class FreeDevices:

@@ -34,10 +34,10 @@ class Section(BaseModel):
 
 class RunSection(Section):
     name: str = ""
-    """Folder of the run under `run.dir`. Empty: `<preset>-<model>-<short id>`."""
+    """Folder of the run under `run.dir`. Empty: `<preset>-<model>-<date and time>`."""
     dir: str = "runs"
     """Folder that holds the run folders."""
-    seed: NonNegative = 0
+    seed: Annotated[int, Field(ge=0, le=2**32 - 1)] = 0
     """The one seed: data order, sampling and initialisation all derive from it."""
     max_steps: Positive = 100
     """Training steps in total, counted from the first start: resuming a run does not add to them."""
@@ -87,7 +87,9 @@ class WarmStartSection(Section):
 
 class DataSection(Section):
     train: str | list[str] = "task:sort"
-    """`task:NAME` (procedural), JSONL or parquet files with verl's or TRL's columns, `gym:NAME` (extra `gym`)."""
+    """`task:NAME`, files (JSONL, JSON, CSV, parquet; `*` for several), `hub:NAME:SUBSET@SPLIT`, `gym:NAME`."""
+    weights: list[PositiveFloat] = []
+    """Shares of the sources in data.train, such as `[3, 1]`: three prompts of the first to one of the second."""
     task_args: dict[str, int | float | str | bool] = {}
     """Arguments of the procedural task, such as `{digits = 4}`."""
     size: Positive = 10_000
@@ -100,10 +102,10 @@ class DataSection(Section):
     """Longest prompt, in tokens, after the chat template."""
     overlong: Literal["error", "drop", "truncate"] = "error"
     """What to do with a longer prompt: stop, leave it out (counted), or keep its last tokens (counted)."""
-    prompt_key: str = "prompt"
-    """Column with the prompt: a string or a list of chat messages."""
-    answer_key: str = "reward_model.ground_truth"
-    """Column with the reference answer; a dot goes into a nested column. TRL files: `answer` or `solution`."""
+    prompt_key: str = "auto"
+    """Column with the prompt: a string or a list of chat messages. auto: prompt, question, messages and so on."""
+    answer_key: str = "auto"
+    """Column with the reference answer; a dot goes into a nested one. auto: as verl, TRL name it. Empty: none."""
     source_key: str = "data_source"
     """Column with the source of a row; rewards, validation and teachers can differ by source."""
     system_prompt: str = ""
@@ -361,10 +363,12 @@ class ReferenceSection(Section):
 
 
 class RewardSection(Section):
-    function: str = ""
-    """Built-in name, `module:function` or `file.py:function`. Empty: the task's own, or `exact_match` for files."""
+    function: str | list[str] = ""
+    """Built-in name or `file.py:function`, or several. Empty: the task's own, or `exact_match` for files."""
+    weights: list[float] = []
+    """Weights of several functions, such as `[1.0, 0.2]`: the reward is the weighted sum. Empty: 1 each."""
     function_args: dict[str, Any] = {}
-    """Keyword arguments for the function."""
+    """Keyword arguments for the function; with several functions a table for each, by its name."""
     workers: NonNegative = 0
     """Processes that score. 0: built-in functions run where the trajectory is made, others in one process."""
     timeout_s: PositiveFloat = 30.0

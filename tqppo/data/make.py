@@ -7,12 +7,13 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tqppo.builtin import DATA_FILES
-from tqppo.data.dataset import parse_row
-from tqppo.data.recipes import Recipe, SourceRow
+from tqppo import tables
+from tqppo.data.recipes import Recipe
 from tqppo.errors import DataError, PreflightError
+from tqppo.tables import Placed
 
 SPLITS = ("train", "test", "validation")
+IN_FOLDERS = (".parquet", ".jsonl", ".ndjson")  # other endings in a dataset's folder are mostly notes about it
 
 
 def make_files(recipe: Recipe, copies: Sequence[Path], folder: Path) -> dict[Path, int]:
@@ -27,9 +28,9 @@ def local_files(copies: Sequence[Path], *, unnamed: str = "train") -> dict[str, 
     for given in copies:
         if not given.exists():
             raise DataError(f"there is no {given}")
-        inside = sorted(path for path in given.rglob("*") if path.suffix in DATA_FILES) if given.is_dir() else [given]
+        inside = sorted(path for path in given.rglob("*") if path.suffix in IN_FOLDERS) if given.is_dir() else [given]
         if not inside:
-            raise DataError(f"{given} has no file that ends in {', '.join(DATA_FILES)}")
+            raise DataError(f"{given} has no file that ends in {', '.join(IN_FOLDERS)}")
         for path in inside:
             split = next((each for each in SPLITS if each in path.stem.lower()), unnamed)
             found.setdefault(split, []).append(path)
@@ -41,7 +42,7 @@ def download(recipe: Recipe) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
-    wanted = [f"{recipe.inside}*{ending}" for ending in DATA_FILES]
+    wanted = [f"{recipe.inside}*{ending}" for ending in IN_FOLDERS]
     try:
         folder = snapshot_download(recipe.repository, repo_type="dataset", allow_patterns=wanted)
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
@@ -54,22 +55,22 @@ def download(recipe: Recipe) -> Path:
     return Path(folder) / recipe.inside
 
 
-def rows_of(path: Path) -> Iterator[SourceRow]:
-    if path.suffix == ".parquet":
-        import pyarrow
-        import pyarrow.parquet
-
-        try:
-            with pyarrow.parquet.ParquetFile(path) as file:
-                for batch in file.iter_batches(batch_size=4096):
-                    yield from batch.to_pylist()
-        except (pyarrow.ArrowInvalid, OSError) as error:
-            raise DataError(f"{path} is not a parquet file: {error}") from error
+def rows_of(path: Path) -> Iterator[Placed]:
+    if path.suffix != ".parquet":
+        yield from tables.read(path)
         return
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            if line.strip():
-                yield parse_row(line, f"{path}:{number}")
+    import pyarrow
+    import pyarrow.parquet
+
+    number = 0
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=4096):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield f"{path}:row {number}", row
+    except (pyarrow.ArrowInvalid, OSError) as error:
+        raise DataError(f"{path} is not a parquet file: {error}") from error
 
 
 def _write(recipe: Recipe, split: str, paths: Sequence[Path], folder: Path) -> int:
@@ -79,11 +80,11 @@ def _write(recipe: Recipe, split: str, paths: Sequence[Path], folder: Path) -> i
 
     rows: dict[str, dict[str, object]] = {}
     for path in paths:
-        for number, row in enumerate(rows_of(path), 1):
+        for where, row in rows_of(path):
             try:
                 converted = recipe.row(row, split, len(rows))
             except DataError as error:
-                raise DataError(f"{path}: row {number}: {error}") from None
+                raise DataError(f"{where}: {error}") from None
             rows.setdefault(json.dumps(converted["prompt"], sort_keys=True), converted)
     if not rows:
         raise DataError(f"{', '.join(map(str, paths))}: no rows")

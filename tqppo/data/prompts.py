@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Literal, TypedDict, cast, overload
 import numpy as np
 
 from tqppo.data import dataset
-from tqppo.data.dataset import Dataset, Message, Row
+from tqppo.data.layout import AUTO, DEFAULT_SOURCE_KEY, Dataset, Message, Row
+from tqppo.data.mixture import Mixture, Places, shuffled
 from tqppo.errors import CheckpointError, DataError, PreflightError
 from tqppo.protocols import Metrics
 
@@ -33,6 +34,12 @@ class Prompt:
     extra: dict[str, object]
     text: str
     messages: list[Message] = field(default_factory=list)
+    is_chat: bool = True  # whether the dataset has messages, and not plain text
+
+    @property
+    def question(self) -> str | list[Message]:
+        """The prompt as the dataset has it: messages, or plain text."""
+        return self.messages if self.is_chat or not self.messages else str(self.messages[-1]["content"])
 
     def column(self, name: str) -> object:
         """The value of a further column of the row, None if it has none; a dot goes into a nested column."""
@@ -52,9 +59,10 @@ class DataSpec:
     shuffle: bool = True
     max_prompt_tokens: int = 512
     overlong: Overlong = "error"
-    prompt_key: str = "prompt"
-    answer_key: str = "reward_model.ground_truth"
-    source_key: str = dataset.DEFAULT_SOURCE_KEY
+    weights: Sequence[float] = ()
+    prompt_key: str = AUTO
+    answer_key: str = AUTO
+    source_key: str = DEFAULT_SOURCE_KEY
     system_prompt: str = ""
     chat_template: bool = True
 
@@ -127,7 +135,15 @@ class PromptSet:
         """A digest that changes when rows, order or rendering change; checkpoints hold it."""
         spec = self._spec
         rendering = (self.seed, spec.shuffle, spec.max_prompt_tokens, spec.overlong, spec.system_prompt)
-        return dataset.digest([self._rows.fingerprint(), rendering, spec.chat_template])
+        mixed = [list(spec.weights)] if spec.weights else []
+        return dataset.digest([self._rows.fingerprint(), rendering, spec.chat_template, *mixed])
+
+    def order(self, epoch: int) -> Places:
+        """The rows of an epoch as (pass, index), in the order in which they are drawn."""
+        if self._spec.weights and isinstance(self._rows, dataset.Joined):
+            return Mixture(self._rows.spans(), self._spec.weights, self.seed, self.shuffle).order(epoch)
+        indexes = shuffled(len(self), [self.seed, epoch]) if self.shuffle else np.arange(len(self))
+        return np.stack([np.full(len(self), epoch), indexes], axis=1)
 
     def where(self, index: int) -> str:
         return self._rows.where(index)
@@ -136,13 +152,23 @@ class PromptSet:
         return self.prompts([(0, index)])[0]
 
     def prompts(self, places: Sequence[tuple[int, int]]) -> list[Prompt]:
-        """Render rows by (epoch, index), in full length."""
+        """Render rows by (pass over their source, index), in full length."""
         rows = [self._rows.row(index) for _, index in places]
         messages = [self._spec.messages(row) for row in rows]
         texts = [self._render(each) for each in messages]
         tokens = self._tokenizer(texts, add_special_tokens=not self._spec.chat_template)["input_ids"] if texts else []
         return [
-            Prompt(f"{self._uid}-{epoch}-{index}", index, ids, row.answer, row.source, row.extra, text, chat)
+            Prompt(
+                uid=f"{self._uid}-{epoch}-{index}",
+                index=index,
+                tokens=ids,
+                answer=row.answer,
+                source=row.source,
+                extra=row.extra,
+                text=text,
+                messages=chat,
+                is_chat=not isinstance(row.prompt, str),
+            )
             for (epoch, index), row, chat, text, ids in zip(places, rows, messages, texts, tokens, strict=True)
         ]
 
@@ -231,7 +257,7 @@ class Sampler:
     def __init__(self, prompts: PromptSet) -> None:
         self._prompts = prompts
         self._epoch = self._position = self._dropped = self._truncated = 0
-        self._order = self._permutation(0)
+        self._order = prompts.order(0)
 
     @property
     def epoch(self) -> int:
@@ -277,18 +303,13 @@ class Sampler:
             )
         self._epoch, self._position = state["epoch"], state["position"]
         self._dropped, self._truncated = state["dropped"], state["truncated"]
-        self._order = self._permutation(self._epoch)
+        self._order = self._prompts.order(self._epoch)
 
     def _next(self) -> tuple[int, int]:
-        """Epoch and index of the next row."""
-        if self._position == len(self._prompts):
+        """Pass and index of the next row."""
+        if self._position == len(self._order):
             self._epoch, self._position = self._epoch + 1, 0
-            self._order = self._permutation(self._epoch)
+            self._order = self._prompts.order(self._epoch)
         self._position += 1
-        return self._epoch, int(self._order[self._position - 1])
-
-    def _permutation(self, epoch: int) -> np.ndarray:
-        size = len(self._prompts)
-        if not self._prompts.shuffle:
-            return np.arange(size)
-        return np.random.default_rng([self._prompts.seed, epoch]).permutation(size)
+        number, index = self._order[self._position - 1]
+        return int(number), int(index)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from tqppo.errors import DataError
 
@@ -78,10 +80,12 @@ def boxed(solution: str) -> str:
 
 
 def _code(row: SourceRow) -> Converted:
-    tests = row.get("test_list")
-    shown = "\n".join(map(str, tests)) if isinstance(tests, list) else ""
-    asked = f"{_text(row, 'text', 'prompt')}\n\nIt must pass:\n{shown}" if shown else _text(row, "text", "prompt")
-    return f"{asked}\n\n{CODE_RULE}", _text(row, "code")
+    """The reference is the list of tests as JSON, which the reward `code` runs."""
+    asked, tests = _text(row, "text", "prompt"), row.get("test_list")
+    if not isinstance(tests, list) or not tests:
+        raise DataError(f"the column test_list of {asked!r:.60} has no tests")
+    shown = "\n".join(map(str, tests))
+    return f"{asked}\n\nIt must pass:\n{shown}\n\n{CODE_RULE}", json.dumps([str(test) for test in tests])
 
 
 RECIPES: dict[str, Recipe] = {
@@ -91,3 +95,13 @@ RECIPES: dict[str, Recipe] = {
     "math": Recipe("DigitalLearningGmbH/MATH-lighteval", "", "data/math", "math", _math),
     "code": Recipe("google-research-datasets/mbpp", "full/", "data/code", "code", _code),
 }
+
+
+def command_for(file: Path) -> str:
+    """The command that makes a file which presets name, such as `data/gsm8k/train.parquet`; empty for other files."""
+    for name, recipe in RECIPES.items():
+        own = Path(recipe.folder)
+        if file.suffix == ".parquet" and file.parent.parts[-len(own.parts) :] == own.parts:
+            elsewhere = "" if file.parent == own else f" --out {file.parent}"
+            return f"tqppo data get {name}{elsewhere}"
+    return ""

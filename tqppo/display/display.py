@@ -22,7 +22,7 @@ from rich.text import Text
 from tqppo import space
 from tqppo.display.charts import ASCII_BLOCKS, BLOCKS, duration, number, sparkline
 from tqppo.display.panel import panel
-from tqppo.display.progress import Progress
+from tqppo.display.progress import Progress, Validated
 
 ANNOUNCE_AFTER_S = 1.0  # without a terminal, a stage that takes longer gets a line
 PROGRESS_EVERY_S = 10.0  # without a terminal, the progress of a stage gets a line this often
@@ -204,18 +204,10 @@ class Display:
     def _ending(self, ending: Ending) -> Iterator[RenderableType]:
         arrow = "→" if self._blocks is BLOCKS else "->"
         yield Text(f"\n{ending.headline}", style="bold")
-        validated = self.progress.validations()
-        if validated:
-            table = Table(box=None, padding=(0, 3, 0, 0), show_edge=False)
-            for heading in ("held-out", "before", "", "after", "change"):
-                table.add_column(
-                    heading, justify="left" if heading in ("held-out", "") else "right", header_style="dim"
-                )
-            for each in validated:
-                style = "green" if each.last > each.first else "red" if each.last < each.first else ""
-                change = Text(f"{each.last - each.first:+.3f}", style=style)
-                table.add_row(each.name, f"{each.first:.3f}", arrow, Text(f"{each.last:.3f}", style="bold"), change)
-            yield table
+        if validated := self.progress.validations():
+            yield _comparison(validated, arrow)
+        if self.progress.example:
+            yield Text(f"\n{self.progress.example}")
         yield Text("")
         for label, place in ending.places.items():
             yield Text.assemble((f"{label:<12}", "dim"), place)
@@ -223,3 +215,22 @@ class Display:
             yield Text("\nnext", style="dim")
         for command, purpose in ending.next_commands:
             yield Text.assemble("  ", (command, "cyan"), (f"  # {purpose}", "dim"))
+
+
+def _comparison(validated: Sequence[Validated], arrow: str) -> Table:
+    """Before → after. With a single validation there is no after: its figures stand alone, with their step."""
+    first, last = validated[0].first_step, validated[0].step
+    before = "before" if first == 0 else f"step {first}"
+    has_change = any(each.has_change for each in validated)
+    after = ("", f"step {last}", "change") if first else ("", "after", "change")
+    table = Table(box=None, padding=(0, 3, 0, 0), show_edge=False)
+    for heading in ("held-out", before if first or has_change else "before training", *(after if has_change else ())):
+        table.add_column(heading, justify="left" if heading in ("held-out", "") else "right", header_style="dim")
+    for each in validated:
+        if not has_change:
+            table.add_row(each.name, f"{each.last:.3f}")
+            continue
+        style = "green" if each.last > each.first else "red" if each.last < each.first else ""
+        change = Text(f"{each.last - each.first:+.3f}", style=style)
+        table.add_row(each.name, f"{each.first:.3f}", arrow, Text(f"{each.last:.3f}", style="bold"), change)
+    return table

@@ -32,6 +32,8 @@ def panel(progress: Progress, *, width: int, activity: str = "", blocks: str = B
     parts: list[RenderableType] = [_bar(progress, inner), Text(""), middle]
     if validations := _validations(progress):
         parts += [Text(""), validations]
+    if progress.example:
+        parts.append(Text(progress.example, style="dim", no_wrap=True, overflow="ellipsis"))
     if stages := _stages(progress, inner):
         parts += [Text(""), stages]
     title = Text.assemble((" tqppo ", "bold white"), (f"{progress.title} ", "cyan"))
@@ -112,7 +114,9 @@ def _validations(progress: Progress) -> RenderableType | None:
     table = Table.grid(padding=(0, 1, 0, 0))
     for each in shown[:6]:
         style = "bold green" if each.last > each.first else "bold"
-        now = Text.assemble(f"{each.first:.3f}", (" → ", "dim"), (f"{each.last:.3f}", style))
+        now = Text(f"{each.last:.3f}", style=style)
+        if each.has_change:
+            now = Text.assemble(f"{each.first:.3f}", (" → ", "dim"), now)
         table.add_row(Text(each.name, style="dim"), now, Text(f"step {each.step}", style="dim"))
     return table
 

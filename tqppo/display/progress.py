@@ -25,12 +25,18 @@ PACE_STEPS = 20  # the pace is the mean of this many steps
 
 @dataclass(frozen=True, slots=True)
 class Validated:
-    """One validation figure: its first and its latest value, and the step of the latest."""
+    """One validation figure: its first and its latest value, and the steps of both."""
 
     name: str
     first: float
     last: float
     step: int
+    first_step: int = 0
+
+    @property
+    def has_change(self) -> bool:
+        """Whether there were two validations, so that there is something to compare."""
+        return self.step > self.first_step
 
 
 @dataclass
@@ -41,6 +47,7 @@ class Progress:
     subtitle: str = ""
     max_steps: int = 0
     step: int = 0
+    example: str = ""  # a prompt with the model's answer and its reward
     steps: int = 0  # training steps seen, those before a resume included
     reward: list[float] = field(default_factory=list)
     last: dict[str, float] = field(default_factory=dict)
@@ -48,6 +55,7 @@ class Progress:
     _first: dict[str, float] = field(default_factory=dict)
     _validated: dict[str, float] = field(default_factory=dict)
     _validated_at: int = -1
+    _first_at: dict[str, int] = field(default_factory=dict)
     _pace: deque[float] = field(default_factory=lambda: deque(maxlen=PACE_STEPS))
     _started: float = field(default_factory=time.monotonic)
     _stamp: float = field(default_factory=time.monotonic)
@@ -57,6 +65,7 @@ class Progress:
         core = {name: value for name, value in metrics.items() if name.startswith("val-core/")}
         if core:
             self._first = {**core, **self._first}
+            self._first_at = {**dict.fromkeys(core, step), **self._first_at}
             self._validated |= core
             self._validated_at = step
         self.step = step
@@ -125,7 +134,10 @@ class Progress:
         """Sampled and greedy figures per data source, sampled first."""
         ranked = sorted(self._validated, key=_rank)
         return [
-            Validated(_readable(name), self._first[name], self._validated[name], self._validated_at) for name in ranked
+            Validated(
+                _readable(name), self._first[name], self._validated[name], self._validated_at, self._first_at[name]
+            )
+            for name in ranked
         ]
 
     def fresh_validation(self) -> list[Validated]:

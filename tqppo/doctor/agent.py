@@ -19,7 +19,7 @@ from tqppo.config.sections import Config
 from tqppo.data.dataset import Row, digest
 from tqppo.data.prompts import DataSpec, Prompt, PromptSet
 from tqppo.data.prompts import load as load_prompts
-from tqppo.doctor.logprobs import engine_spec, prepare_model
+from tqppo.doctor.logprobs import engine_spec
 from tqppo.errors import DataError, TqppoError
 from tqppo.protocols import RolloutEngine
 from tqppo.rewards.scorer import Scorer, ScorerSpec
@@ -28,6 +28,7 @@ from tqppo.rollout.session import Session
 from tqppo.rollout.template import ChatTemplate, Tokenizer
 from tqppo.rollout.trajectory import Trajectory
 from tqppo.run import configure
+from tqppo.run.build import prepare_model
 
 
 class SessionFailed(TqppoError):
@@ -171,7 +172,9 @@ async def _session(prompt: Prompt, llm: Session, loop: RunsSessions) -> list[Tra
 async def _score(config: Config, prompt: Prompt, answer: str, *, num_tokens: int) -> float:
     scorer = Scorer(ScorerSpec.of(config.reward, max_new_tokens=config.rollout.max_new_tokens))
     try:
-        scored = await scorer.score(prompt.source, answer, prompt.answer, prompt.extra, response_tokens=num_tokens)
+        scored = await scorer.score(
+            prompt.source, answer, prompt.answer, prompt.extra, prompt=prompt.question, response_tokens=num_tokens
+        )
         return scored.score
     finally:
         scorer.close()

@@ -6,7 +6,6 @@ import asyncio
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,14 +14,13 @@ from transformers.utils import logging
 
 from tqppo import plugins
 from tqppo.config.sections import Config
-from tqppo.data.prompts import DataSpec, demonstrations
+from tqppo.data.prompts import DataSpec
 from tqppo.data.prompts import load as load_prompts
 from tqppo.doctor.compare import Mismatch, compare
 from tqppo.engines.together import generate_together
 from tqppo.protocols import Completion, EngineSpec, Request, Sampling
 from tqppo.run import configure
-from tqppo.run.build import eos_tokens
-from tqppo.tiny.prepare import make_tiny_model
+from tqppo.run.build import eos_tokens, prepare_model
 
 
 def measure(config: Config, *, num_prompts: int, announce: Callable[[str], None] = lambda what: None) -> Mismatch:
@@ -54,14 +52,6 @@ def hide_progress_bars() -> None:
     """Loading a model draws no bars between the lines of a report."""
     hide: Callable[[], None] = logging.disable_progress_bar
     hide()
-
-
-def prepare_model(config: Config, folder: Path) -> str:
-    """The model's folder or hub name; the built-in model is made as a run makes it."""
-    if config.model.path != "tiny":
-        return config.model.path
-    shown = partial(demonstrations, DataSpec.of(config.data), seed=config.run.seed)
-    return make_tiny_model(str(folder), configure.tiny_model_spec(config), shown)
 
 
 def engine_spec(config: Config, model: str, tokenizer: PreTrainedTokenizerBase, logs: Path) -> EngineSpec:

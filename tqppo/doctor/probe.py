@@ -1,12 +1,12 @@
-"""`validate-config --probe`: loads what a config names, and reports what this machine lacks.
+"""Loads what a config names, and reports what this machine lacks: `validate-config --probe`, and `train` at its start.
 
-It loads the tokenizer and two dataset rows, scores them, compares the teachers' vocabularies, has each teacher score
-two answers of the student, and looks for engines, devices and packages. Heavy imports happen inside functions.
+It loads the tokenizer, measures dataset rows, scores two of them, looks for the LoRA targets in the model, compares the
+teachers' vocabularies, and looks for engines, devices and packages. `validate-config --probe` also has each teacher
+score two answers of the student. Heavy imports happen inside functions.
 """
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -20,7 +20,9 @@ from tqppo.config.checks.registry import Context
 from tqppo.config.diagnostics import Diagnostic, in_order
 from tqppo.config.facts import has_teachers, named_models
 from tqppo.config.plan.machine import this_machine
+from tqppo.config.read.nearest import did_you_mean
 from tqppo.config.read.vocabulary import Vocabulary
+from tqppo.devices.fake_gpus import fake_gpus
 from tqppo.engines.capabilities import capabilities_of
 from tqppo.errors import TqppoError
 from tqppo.space import SHARED_MEMORY
@@ -33,12 +35,18 @@ if TYPE_CHECKING:
 
 PACKAGES = {"transferqueue": "transfer_queue", "tensorboard": "tensorboard", "wandb": "wandb", "lora": "peft"}
 HEALTH_TIMEOUT_S = 5.0
+MEASURED_ROWS = 256
+SCORED_ROWS = 2
+SHOWN_CHARACTERS = 160
 
 
-def probe(compilation: Compilation, tell: Callable[[str], None] = lambda finding: None) -> list[Diagnostic]:
+def probe(
+    compilation: Compilation, tell: Callable[[str], None] = lambda finding: None, *, starts_engines: bool = True
+) -> list[Diagnostic]:
     """All problems at once. They concern the machine, not the config, and give exit code 4.
 
-    What is no problem and still worth knowing is told, such as how far the student is from its teachers.
+    What was seen is told: rows and their lengths, the first prompt, the reward of its reference answer, and how far the
+    student is from its teachers. Without `starts_engines` the teachers are not tried: a run does that itself.
     """
     config = compilation.draft
     context = Context(config, compilation.origins)
@@ -48,8 +56,9 @@ def probe(compilation: Compilation, tell: Callable[[str], None] = lambda finding
     tokenizer, problems = _tokenizer(context, "model.tokenizer" if config.model.tokenizer else "model.path")
     found += problems
     if tokenizer is not None:
-        found += [*_data(context, tokenizer), *_vocabularies(context, tokenizer)]
-        if _has_teachers_here(context) and not any(each.severity == "error" for each in found):
+        tell(f"tokenizer  {config.model.tokenizer or config.model.path}: {len(tokenizer)} tokens")
+        found += [*_lora(context), *_data(context, tokenizer, tell), *_vocabularies(context, tokenizer)]
+        if starts_engines and _has_teachers_here(context) and not any(each.severity == "error" for each in found):
             found += _teachers(context, tokenizer, tell)
     return in_order(found)
 
@@ -82,7 +91,7 @@ def _attempt(context: Context, code: str, key: str, attempt: Callable[[], Iterat
         return [context.report(code, str(error), (key,))]
 
 
-def _data(context: Context, tokenizer: PreTrainedTokenizerBase) -> list[Diagnostic]:
+def _data(context: Context, tokenizer: PreTrainedTokenizerBase, tell: Callable[[str], None]) -> list[Diagnostic]:
     from tqppo.data import prompts
 
     config = context.config
@@ -91,10 +100,14 @@ def _data(context: Context, tokenizer: PreTrainedTokenizerBase) -> list[Diagnost
 
     def rows() -> Iterator[Diagnostic]:
         loaded = prompts.load(spec, tokenizer, seed=config.run.seed)
-        samples.extend(loaded.prompt(i) for i in range(min(2, len(loaded))))
-        for each in samples:
+        measured = loaded.prompts([(0, index) for index in range(min(MEASURED_ROWS, len(loaded)))])
+        samples.extend(measured[:SCORED_ROWS])
+        for each in measured:
             loaded.fit(each)
-        yield from ()
+        lengths = [len(each.tokens) for each in measured]
+        tell(f"data       {len(loaded)} rows, prompts of {min(lengths)} to {max(lengths)} tokens")
+        tell(f"prompt     {_brief(measured[0].text)}, with the answer {_brief(str(measured[0].answer))}")
+        yield from _batch(context, len(loaded))
 
     def held_out() -> Iterator[Diagnostic]:
         prompts.load(spec, tokenizer, seed=config.run.seed, held_out=True, sources=config.validation.data).first(2)
@@ -103,30 +116,98 @@ def _data(context: Context, tokenizer: PreTrainedTokenizerBase) -> list[Diagnost
     found = _attempt(context, "E602", "data.train", rows)
     if config.validation.data:
         found += _attempt(context, "E602", "validation.data", held_out)
-    return found + _attempt(context, "E603", "reward.function", lambda: _rewards(context, samples))
+    return found + _attempt(context, "E603", "reward.function", lambda: _rewards(context, samples, tell))
 
 
-def _rewards(context: Context, samples: list[Prompt]) -> Iterator[Diagnostic]:
+def _brief(text: str) -> str:
+    """A text on one line, without its middle if it is long."""
+    shown = repr(text)
+    return shown if len(shown) <= SHOWN_CHARACTERS else f"{shown[:80]} … {shown[80 - SHOWN_CHARACTERS :]}"
+
+
+def _batch(context: Context, num_rows: int) -> Iterator[Diagnostic]:
+    batch_size = context.config.data.batch_size
+    if batch_size > num_rows:
+        yield context.report(
+            "W621",
+            f"a batch has {batch_size} prompts, and the data has {num_rows} rows: each step trains on the same ones",
+            ("data.batch_size", "data.train"),
+            allowed=f"at most {num_rows}",
+            fix=f"set data.batch_size = {num_rows}, or add data",
+        )
+
+
+def _rewards(context: Context, samples: list[Prompt], tell: Callable[[str], None]) -> Iterator[Diagnostic]:
     """Scores the reference answers. One that scores 0 points to a wrong answer column or a wrong function."""
-    from tqppo.rewards.scorer import Scorer, ScorerSpec
+    from tqppo.doctor.rewards import try_reward
+    from tqppo.rewards.functions import REFERENCE_IS_NO_ANSWER
+    from tqppo.rewards.scorer import ScorerSpec
 
     config = context.config
-    scorer = Scorer(ScorerSpec.of(config.reward, max_new_tokens=config.rollout.max_new_tokens))
-    try:
-        for each in samples:
-            reward = asyncio.run(scorer.score(each.source, str(each.answer), each.answer, each.extra))
-            if reward.failure:
-                yield context.report("E603", f"the reward function failed: {reward.failure}", ("reward.function",))
-            elif reward.score <= 0:
-                yield context.report(
-                    "W604",
-                    f"the reference answer of {each.uid} scores only {reward.score:g}, so no response can score well",
-                    ("reward.function", "data.answer_key"),
-                    found=f"answer {str(each.answer)[:60]!r} of source {each.source!r}",
-                    fix="check reward.function and data.answer_key",
-                )
-    finally:
-        scorer.close()
+    named = config.reward.function
+    is_answer = REFERENCE_IS_NO_ANSWER.isdisjoint([named] if isinstance(named, str) else named)
+    spec = ScorerSpec.of(
+        config.reward.model_copy(update={"on_error": "zero"}), max_new_tokens=config.rollout.max_new_tokens
+    )
+    for each, sample in zip(try_reward(spec, [(s.uid, s) for s in samples], references=True), samples, strict=True):
+        if each.failure:
+            code = "E603" if config.reward.on_error == "error" else "W604"
+            yield context.report(code, f"the reward function failed: {each.failure}", ("reward.function",))
+            continue
+        if sample is samples[0]:
+            what = "the reference answer" if is_answer else "the reference in place of an answer"
+            tell(f"reward     {each.score:g} for {what}, in {1000 * each.seconds:.1f} ms")
+        if each.score <= 0 and sample.answer is not None and is_answer:
+            yield context.report(
+                "W604",
+                f"the reference answer of {each.where} scores only {each.score:g}, so no response can score well",
+                ("reward.function", "data.answer_key"),
+                found=f"answer {each.answer[:60]!r} of source {sample.source!r}",
+                fix="check reward.function and data.answer_key",
+            )
+
+
+def _lora(context: Context) -> Iterator[Diagnostic]:
+    """Looks for the modules that get an adapter in the model, built without its weights."""
+    model = context.config.model
+    if not model.lora_rank or model.lora_targets == ["all-linear"]:
+        return
+    names = _modules(context)
+    for each in model.lora_targets:
+        if not any(name == each or name.endswith(f".{each}") for name in names):
+            linear = sorted({name.rpartition(".")[2] for name in names})
+            yield context.report(
+                "E622",
+                f'{model.path} has no linear module called "{each}"',
+                ("model.lora_targets", "model.path"),
+                found=f'"{each}"',
+                allowed=", ".join(linear),
+                fix=did_you_mean(each, linear) or 'set model.lora_targets = ["all-linear"]',
+            )
+
+
+def _modules(context: Context) -> list[str]:
+    """The names of the model's linear modules."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from tqppo.tiny.model import tiny_config
+
+    model = context.config.model
+    if model.path == "tiny":
+        own = tiny_config(
+            family=model.family,
+            hidden_size=model.hidden_size,
+            num_layers=model.num_layers,
+            num_heads=model.num_heads,
+            tie_embeddings=model.tie_embeddings,
+        )
+    else:
+        own = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
+    make: Callable[..., torch.nn.Module] = AutoModelForCausalLM.from_config
+    with torch.device("meta"):
+        built = make(own, trust_remote_code=model.trust_remote_code)
+    return [name for name, module in built.named_modules() if isinstance(module, torch.nn.Linear)]
 
 
 def _agent(context: Context) -> Iterator[Diagnostic]:
@@ -219,7 +300,8 @@ def _devices(context: Context) -> Iterator[Diagnostic]:
         return  # the devices of a cluster are counted when the run joins it
     import torch
 
-    here = torch.cuda.device_count()
+    fake = fake_gpus()
+    here = fake.count if fake else torch.cuda.device_count()
     if here < config.cluster.gpus_per_node:
         yield context.report(
             "E607",

@@ -20,13 +20,14 @@ from tqppo.config import facts
 from tqppo.config.sections import Config
 from tqppo.data.prompts import DataSpec, Prompt
 from tqppo.data.prompts import load as load_prompts
-from tqppo.doctor.logprobs import engine_spec, hide_progress_bars, prepare_model
+from tqppo.doctor.logprobs import engine_spec, hide_progress_bars
 from tqppo.engines.together import generate_together
 from tqppo.errors import EngineError
 from tqppo.protocols import Completion, EngineSpec, Request, RolloutEngine, Scores
 from tqppo.rollout.teachers.privileged import own_prompt
 from tqppo.rollout.template import ChatTemplate, Tokenizer
 from tqppo.run import configure
+from tqppo.run.build import prepare_model
 from tqppo.run.configure import RunPaths
 from tqppo.run.teachers import task_rows
 from tqppo.tiny.teachers import TeacherProgress, cache_folder, make_teacher

@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Literal, cast
 
 from tqppo.data.dataset import Message
+from tqppo.doctor.tokenizers import load_tokenizer
 from tqppo.errors import PreflightError
 from tqppo.protocols import Completion
 from tqppo.rollout.chat import Conversation
@@ -76,17 +77,7 @@ class Play:
 
 def load_chat(model: str) -> ChatTemplate:
     """The chat template of a folder with a tokenizer, of a hub name, or of the tiny model."""
-    if model == "tiny":
-        from tqppo.tiny.model import byte_tokenizer
-
-        return ChatTemplate(cast(Tokenizer, byte_tokenizer()))
-    from transformers import AutoTokenizer
-
-    try:
-        chat = ChatTemplate(cast(Tokenizer, AutoTokenizer.from_pretrained(model)))
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise PreflightError(f"the tokenizer of {model!r} cannot be loaded: {reason}") from None
+    chat = ChatTemplate(cast(Tokenizer, load_tokenizer(model)))
     if not chat.exists:
         raise PreflightError(f"the tokenizer of {model!r} has no chat template")
     return chat

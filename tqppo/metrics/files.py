@@ -20,6 +20,7 @@ from tqppo.metrics.events import Event
 from tqppo.protocols import Metrics
 
 Line = dict[str, float | None]  # one line of metrics.jsonl; null stands for a value that was not finite
+TIME = "time"  # when a line was written, in seconds since 1970
 TIMINGS = ("timing_s/", "timing_per_token_ms/", "perf/", "teacher/")  # teachers answer from their cache, too
 
 
@@ -55,7 +56,7 @@ class MetricsLog:
         self._lines = WaitingLines(path)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._lines.add(line(step, metrics))
+        self._lines.add(line(step, {**metrics, TIME: round(time.time(), 3)}))
 
     def flush(self) -> None:
         """Write the lines that had no room before."""
@@ -144,7 +145,8 @@ def without_timings(metrics: Mapping[str, float | None]) -> Line:
 
 
 def is_timing(name: str) -> bool:
-    return name.startswith(TIMINGS) or (name.startswith("tool/") and name.endswith("/seconds"))
+    is_of_a_tool = name.startswith("tool/") and name.endswith("/seconds")
+    return name == TIME or is_of_a_tool or name.startswith(TIMINGS)
 
 
 def comparable(path: str | Path) -> bytes:

@@ -10,10 +10,10 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 
 from tqppo import plugins
 from tqppo.errors import QueueError
+from tqppo.processes.ray_calls import this_node
 from tqppo.queue.link.calls import START_S, Pending, run
 from tqppo.queue.link.service import Link
 from tqppo.queue.storage import Storage, StorageSpec
-from tqppo.ray_calls import this_node
 
 log = logging.getLogger(__name__)
 

@@ -6,16 +6,19 @@ or hang on a hostile answer, so they run in a process that can be killed.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from decimal import Decimal, InvalidOperation
 from functools import lru_cache
 
 from tqppo.errors import DataError, PreflightError
+from tqppo.rewards import code as programs
 
 Scored = dict[str, float | str]
 Extra = Mapping[str, object] | None
 NUMBER = re.compile(r"-?\d[\d,]*\.?\d*")
+JSON_FENCE = re.compile(r"```(?:json)?[ \t]*\n(.*?)```", re.DOTALL)
 MARKED_NUMBER = re.compile(r"####\s*\$?(-?\d[\d,]*\.?\d*)")
 
 
@@ -99,6 +102,80 @@ def gym(data_source: str, solution_str: str, ground_truth: object, extra_info: E
     return {**_scored(score >= 1.0, answer), "score": score}
 
 
+def length(
+    data_source: str,
+    solution_str: str,
+    ground_truth: object,
+    extra_info: Extra = None,
+    *,
+    least: int = 0,
+    most: int,
+    unit: str = "words",
+) -> Scored:
+    """1 when the answer has `least` to `most` words (or characters, or lines); less, the further away it is."""
+    lines = solution_str.count("\n") + 1
+    counts = {"words": len(solution_str.split()), "characters": len(solution_str), "lines": lines}
+    if unit not in counts:
+        raise DataError(f"reward length: unit = {unit!r}; use {', '.join(counts)}")
+    count = counts[unit]
+    share = count / least if count < least else most / count if count > most else 1.0
+    return {"score": share, "acc": float(share == 1.0), "pred": str(count)}
+
+
+def json_schema(
+    data_source: str,
+    solution_str: str,
+    ground_truth: object,
+    extra_info: Extra = None,
+    *,
+    schema: Mapping[str, object] | None = None,
+) -> Scored:
+    """1 when the answer is JSON that fits `schema`, or the reference answer as a schema (extra `json`).
+
+    JSON may stand in a fenced block. Without any schema, every valid JSON fits.
+    """
+    try:
+        import jsonschema
+    except ImportError:
+        raise PreflightError("reward json_schema needs jsonschema: pip install 'tqppo[json]'") from None
+    wanted = schema if schema is not None else ground_truth if isinstance(ground_truth, Mapping) else {}
+    fenced = JSON_FENCE.findall(solution_str)
+    text = str(fenced[-1] if fenced else solution_str).strip()
+    try:
+        jsonschema.validate(json.loads(text), dict(wanted))
+    except jsonschema.SchemaError as error:
+        raise DataError(f"reward json_schema: the schema is not valid: {error.message}") from None
+    except (ValueError, jsonschema.ValidationError):
+        return _scored(False, text)
+    return _scored(True, text)
+
+
+def code(
+    data_source: str,
+    solution_str: str,
+    ground_truth: object,
+    extra_info: Extra = None,
+    *,
+    timeout_s: float = 5.0,
+    memory_mb: int = 512,
+    partial: bool = False,
+) -> Scored:
+    """1 when the answer's program passes all tests of the reference; with `partial`, the share that it passes.
+
+    Each test runs in a process with limits. `tqppo.rewards.code` says which forms tests may have.
+    """
+    program = programs.program_in(solution_str)
+    tests = programs.read_tests(ground_truth)
+    passed = 0
+    for test in tests:
+        right = programs.passes(program, test, timeout_s=timeout_s, memory_mb=memory_mb)
+        passed += right
+        if not right and not partial:
+            break
+    share = passed / len(tests)
+    return {**_scored(passed == len(tests), program), "score": share if partial else float(passed == len(tests))}
+
+
 def task(data_source: str, solution_str: str, ground_truth: object, extra_info: Extra = None) -> Scored:
     """Scores with the function that the row's task or gym dataset names; rows of files use `exact_match`."""
     return BUILT_IN[own_reward(extra_info)](data_source, solution_str, ground_truth, extra_info)
@@ -113,8 +190,12 @@ BUILT_IN: dict[str, Callable[..., Scored]] = {
     "matches": matches,
     "math": math,
     "gym": gym,
+    "length": length,
+    "json_schema": json_schema,
+    "code": code,
 }
-INLINE = frozenset({"exact_match", "partial_match", "contains", "gsm8k"})
+INLINE = frozenset({"exact_match", "partial_match", "contains", "gsm8k", "length"})
+REFERENCE_IS_NO_ANSWER = frozenset({"code", "json_schema"})  # it has the tests or the schema that answers are held to
 
 
 def own_reward(extra_info: Extra) -> str:

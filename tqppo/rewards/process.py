@@ -1,27 +1,28 @@
-"""The process that runs a reward function: `python -m tqppo.rewards.process`, started by `process_pool`.
+"""The process that runs a reward function: `python -m tqppo.rewards.process`, started by `processes.pool`.
 
 It reads and writes one JSON object per line. The first line that it reads names the function and its arguments, the
 others are samples with an id. It writes one answer per id, in any order. A sync function runs in the main thread, one
-sample after the other; an async one runs many samples at once.
+sample after the other; an async one runs many samples at once, and a batch function gets all samples that wait.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 import json
 import os
+import select
 import traceback
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from typing import BinaryIO, cast
+from collections.abc import Callable, Iterator, Mapping
+from typing import BinaryIO
 
 from tqppo import plugins
 from tqppo.errors import DataError, TqppoError
-from tqppo.lifeline import adopt_orphans, die_with_parent
+from tqppo.processes.lifeline import adopt_orphans, die_with_parent
+from tqppo.rewards.calls import RewardCall, RewardFunction
 from tqppo.rewards.functions import BUILT_IN
 
-RewardFunction = Callable[..., object]
+MOST_AT_ONCE = 32  # samples that a batch function gets in one call
 
 
 def load_function(name: str) -> RewardFunction:
@@ -41,30 +42,37 @@ def load_function(name: str) -> RewardFunction:
     return function
 
 
-def check_signature(name: str, function: RewardFunction, arguments: Mapping[str, object]) -> None:
-    """Raise now what would fail at the first sample."""
-    try:
-        inspect.signature(function).bind(
-            data_source="", solution_str="", ground_truth="", extra_info=None, **dict(arguments)
-        )
-    except TypeError as error:
-        raise DataError(
-            f"reward function {name!r} cannot be called as "
-            f"f(data_source, solution_str, ground_truth, extra_info, **reward.function_args): {error}"
-        ) from None
-
-
 class SampleLoop:
     """Reads samples, calls the function, writes answers."""
 
-    def __init__(self, function: RewardFunction, arguments: Mapping[str, object], pipe: BinaryIO) -> None:
-        self._function, self._arguments, self._pipe = function, arguments, pipe
+    def __init__(self, call: RewardCall, pipe: BinaryIO) -> None:
+        self._call, self._pipe = call, pipe
 
     def run(self, samples: BinaryIO) -> None:
         for line in samples:
             sample = json.loads(line)
             with self._answering(sample["id"]) as answer:
-                answer["value"] = self._call(sample)
+                answer["value"] = self._call.one(sample)
+
+    def run_batches(self, samples: BinaryIO, is_waiting: Callable[[], bool]) -> None:
+        """Give the function all samples that wait. If it fails, each is tried on its own: one may be the cause."""
+        while line := samples.readline():
+            batch = [json.loads(line)]
+            while len(batch) < MOST_AT_ONCE and is_waiting() and (line := samples.readline()):
+                batch.append(json.loads(line))
+            if len(batch) > 1 and (values := self._together(batch)) is not None:
+                for sample, value in zip(batch, values, strict=True):
+                    send(self._pipe, {"id": sample["id"], "value": value})
+                continue
+            for sample in batch:
+                with self._answering(sample["id"]) as answer:
+                    answer["value"] = self._call.one(sample)
+
+    def _together(self, batch: list[dict[str, object]]) -> list[object] | None:
+        try:
+            return self._call.many(batch)
+        except Exception:  # noqa: BLE001 - a user's function can raise anything; each sample is tried on its own
+            return None
 
     async def run_async(self, samples: BinaryIO, timeout_s: float) -> None:
         loop = asyncio.get_running_loop()
@@ -77,18 +85,9 @@ class SampleLoop:
     async def _one(self, sample: Mapping[str, object], timeout_s: float) -> None:
         with self._answering(sample["id"]) as answer:
             try:
-                answer["value"] = await asyncio.wait_for(cast(Awaitable[object], self._call(sample)), timeout_s)
+                answer["value"] = await asyncio.wait_for(self._call.one_async(sample), timeout_s)
             except asyncio.TimeoutError:
                 answer["timeout"] = True
-
-    def _call(self, sample: Mapping[str, object]) -> object:
-        return self._function(
-            data_source=sample["source"],
-            solution_str=sample["solution"],
-            ground_truth=sample["answer"],
-            extra_info=sample["extra"],
-            **self._arguments,
-        )
 
     @contextlib.contextmanager
     def _answering(self, sample_id: object) -> Iterator[dict[str, object]]:
@@ -136,16 +135,17 @@ def main() -> None:
     die_with_parent(start["parent"])  # even while the function is stuck in C code
     adopt_orphans()
     try:
-        function = load_function(start["function"])
-        check_signature(start["function"], function, start["arguments"])
+        call = RewardCall(start["function"], load_function(start["function"]), start["arguments"])
     except Exception as error:  # noqa: BLE001 - importing a user's file can raise anything
         send(pipe, {"refused": describe(error)})
         return
-    is_async = inspect.iscoroutinefunction(function)
-    send(pipe, {"ready": True, "is_async": is_async})
-    loop = SampleLoop(function, start["arguments"], pipe)
-    if is_async:
+    together = call.is_async or call.is_batch
+    send(pipe, {"ready": True, "is_async": together, "wants_transcript": call.wants_transcript})
+    loop = SampleLoop(call, pipe)
+    if call.is_async:
         asyncio.run(loop.run_async(samples, start["timeout_s"]))
+    elif call.is_batch:
+        loop.run_batches(samples, lambda: bool(select.select([samples], [], [], 0)[0]))
     else:
         loop.run(samples)
 

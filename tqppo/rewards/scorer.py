@@ -1,4 +1,4 @@
-"""Scores trajectories with a built-in reward function or the user's own, each within a deadline.
+"""Scores trajectories with built-in reward functions and the user's own, each within a deadline.
 
 The rollout worker calls `await scorer.score(...)`. Quick built-ins run in its own process, all others in processes
 (`pool`) that are killed when a sample is late.
@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 from tqppo.errors import DataError, TqppoError
-from tqppo.process_pool import ProcessPool, ProcessSpec, SampleFailed
+from tqppo.processes.pool import ProcessPool, ProcessSpec, SampleFailed
+from tqppo.rewards.calls import RewardCall
 from tqppo.rewards.functions import BUILT_IN, INLINE, own_reward
-from tqppo.rewards.process import check_signature
 
 OnError = Literal["error", "zero", "drop_group"]
 
@@ -28,12 +28,17 @@ class RewardError(DataError):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The part of a trajectory that a reward function sees; `answer` and `extra` are JSON values."""
+    """The part of a trajectory that a reward function sees; all but text are JSON values.
+
+    `prompt` is text or chat messages, as the dataset has it; `transcript` is the whole session as text.
+    """
 
     source: str
     solution: str
     answer: object
     extra: Mapping[str, object] = field(default_factory=dict)
+    prompt: object = ""
+    transcript: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +56,21 @@ class Reward:
 
 
 @dataclass(frozen=True, slots=True)
-class ScorerSpec:
-    """Which function to call, and how: the fields of the config's `[reward]` and the limit on new tokens."""
+class FunctionSpec:
+    """One reward function: its name as every process understands it, its arguments, its weight and its metric."""
 
-    function: str = ""
+    name: str
+    arguments: Mapping[str, object]
+    weight: float
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class ScorerSpec:
+    """Which functions to call, and how: the fields of the config's `[reward]` and the limit on new tokens."""
+
+    function: str | Sequence[str] = ""
+    weights: Sequence[float] = ()
     function_args: Mapping[str, object] = field(default_factory=dict)
     workers: int = 0
     timeout_s: float = 30.0
@@ -67,16 +83,43 @@ class ScorerSpec:
     def of(cls, section: object, *, max_new_tokens: int) -> ScorerSpec:
         """Take the values from the config's section, or from anything with the same attributes."""
         given = {name: getattr(section, name) for name in cls.__slots__ if name != "max_new_tokens"}
-        return cls(**{**given, "function": resolve(given["function"])}, max_new_tokens=max_new_tokens)
+        named = given["function"]
+        resolved = resolve(named) if isinstance(named, str) else [resolve(each) for each in named]
+        return cls(**{**given, "function": resolved}, max_new_tokens=max_new_tokens)
+
+    def functions(self) -> list[FunctionSpec]:
+        """Each function with its own arguments: with several of them, `function_args` has a table for each label."""
+        names = [self.function] if isinstance(self.function, str) else list(self.function) or [""]
+        weights = list(self.weights) or [1.0] * len(names)
+        if len(weights) != len(names):
+            raise DataError(f"reward.weights has {len(weights)} weights for {len(names)} functions")
+        if len(names) == 1:
+            return [FunctionSpec(resolve(names[0]), dict(self.function_args), weights[0], label_of(names[0]))]
+        labels = [label_of(name) for name in names]
+        unknown = [name for name in self.function_args if name not in labels]
+        if unknown or not all(isinstance(each, Mapping) for each in self.function_args.values()):
+            wanted = f"function_args = {{ {labels[0]} = {{ … }} }}"
+            raise DataError(f"with several reward functions, reward.function_args has a table for each: {wanted}")
+        tables = {label: self.function_args.get(label, {}) for label in labels}
+        return [
+            FunctionSpec(resolve(name), cast(Mapping[str, object], tables[label]), weight, label)
+            for name, label, weight in zip(names, labels, weights, strict=True)
+        ]
+
+
+def label_of(function: str) -> str:
+    """The name of a function's metric: `accuracy` for `rewards.py:accuracy`."""
+    return function.rpartition(":")[2] or "task"
 
 
 def resolve(function: str) -> str:
     """The function's name as every process understands it: a file by its full path, an empty name as "task"."""
     place, _, attribute = function.rpartition(":")
-    if place.endswith(".py"):
+    if place.endswith((".py", ".pkl")):
         path = Path(place).expanduser().resolve()
         if not path.is_file():
-            raise DataError(f"reward function {function!r}: there is no file {path}")
+            again = ". It was given as an object from Python: give it again" if path.suffix == ".pkl" else ""
+            raise DataError(f"reward function {function!r}: there is no file {path}{again}")
         return f"{path}:{attribute}"
     if not place and function and function not in BUILT_IN:
         known = ", ".join(BUILT_IN)
@@ -84,15 +127,66 @@ def resolve(function: str) -> str:
     return function or "task"
 
 
-def process_spec(spec: ScorerSpec) -> ProcessSpec:
+def process_spec(function: FunctionSpec, timeout_s: float) -> ProcessSpec:
     """The process that runs the function."""
-    name = resolve(spec.function)
     return ProcessSpec(
         module="tqppo.rewards.process",
-        what=f"reward function {name!r}",
-        start={"function": name, "arguments": dict(spec.function_args)},
-        timeout_s=spec.timeout_s,
+        what=f"reward function {function.name!r}",
+        start={"function": function.name, "arguments": dict(function.arguments)},
+        timeout_s=timeout_s,
     )
+
+
+class ScoringFunction:
+    """One function: a quick built-in runs here, any other in processes that are killed when a sample is late."""
+
+    def __init__(self, spec: FunctionSpec, *, workers: int, timeout_s: float) -> None:
+        self.spec, self._workers, self._timeout_s = spec, workers, timeout_s
+        self._pool: ProcessPool | None = None
+        self._threads: ThreadPoolExecutor | None = None
+        if spec.name in BUILT_IN:
+            RewardCall(spec.name, BUILT_IN[spec.name], spec.arguments)  # raises for wrong arguments
+        else:
+            self.start()
+
+    @property
+    def wants_transcript(self) -> bool:
+        return self._pool is not None and bool(self._pool.ready.get("wants_transcript"))
+
+    def start(self) -> None:
+        """Start the processes now instead of with the first sample that needs them."""
+        if self._pool is None:
+            self._pool = ProcessPool(process_spec(self.spec, self._timeout_s), max(self._workers, 1))
+            self._threads = ThreadPoolExecutor(self._pool.num_slots, thread_name_prefix="reward")
+
+    async def value(self, sample: Sample) -> object:
+        """What the function returns for a sample; SampleFailed if it fails."""
+        return self._inline(sample) if self._is_inline(sample) else await self._in_process(sample)
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.close()
+        if self._threads is not None:
+            self._threads.shutdown(cancel_futures=True)
+        self._pool = self._threads = None
+
+    def _is_inline(self, sample: Sample) -> bool:
+        name = own_reward(sample.extra) if self.spec.name == "task" else self.spec.name
+        return self._workers == 0 and name in INLINE
+
+    def _inline(self, sample: Sample) -> object:
+        function = BUILT_IN[self.spec.name]
+        try:
+            return function(sample.source, sample.solution, sample.answer, sample.extra, **self.spec.arguments)
+        except TqppoError:
+            raise
+        except (ValueError, TypeError, ArithmeticError) as error:
+            raise SampleFailed(f"{type(error).__name__}: {error}") from error
+
+    async def _in_process(self, sample: Sample) -> object:
+        self.start()
+        assert self._pool is not None
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._pool.call, asdict(sample))
 
 
 class Scorer:
@@ -103,19 +197,29 @@ class Scorer:
 
     def __init__(self, spec: ScorerSpec) -> None:
         self._spec = spec
-        self._function = name = resolve(spec.function)
-        self._pool: ProcessPool | None = None
-        self._threads: ThreadPoolExecutor | None = None
-        if name in BUILT_IN:
-            check_signature(name, BUILT_IN[name], spec.function_args)
-        else:
-            self.start()
+        self._functions: list[ScoringFunction] = []
+        try:
+            for each in spec.functions():
+                self._functions.append(ScoringFunction(each, workers=spec.workers, timeout_s=spec.timeout_s))
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def wants_transcript(self) -> bool:
+        """Whether a function asks for the whole session as text."""
+        return any(each.wants_transcript for each in self._functions)
 
     def start(self) -> None:
         """Start the processes now instead of with the first sample that needs them."""
-        if self._pool is None:
-            self._pool = ProcessPool(process_spec(self._spec), max(self._spec.workers, 1))
-            self._threads = ThreadPoolExecutor(self._pool.num_slots, thread_name_prefix="reward")
+        for each in self._functions:
+            each.start()
+
+    def warm_up(self) -> None:
+        """Start the processes that the functions will need, so that the first score shows the function's own time."""
+        for each in self._functions:
+            if each.spec.name not in INLINE and each.spec.name != "task":
+                each.start()
 
     async def score(
         self,
@@ -124,41 +228,33 @@ class Scorer:
         answer: object,
         extra: Mapping[str, object] | None = None,
         *,
+        prompt: object = "",
+        transcript: str = "",
         response_tokens: int = 0,
     ) -> Reward:
         """Return the reward of one answer; its length in `response_tokens` serves the penalty on overlong answers."""
-        sample = Sample(source, solution, answer, extra or {})
+        sample = Sample(source, solution, answer, extra or {}, prompt, transcript)
+        if len(self._functions) == 1:  # a task for each of them would cost more than a built-in function
+            found = [await self._one(self._functions[0], sample)]
+        else:
+            found = await asyncio.gather(*(self._one(each, sample) for each in self._functions))
+        failed = next((each for each in found if each is not None and each.failure), None)
+        if failed is not None:
+            return failed
+        weights = [each.spec for each in self._functions]
+        return self._penalised(combined(weights, found), response_tokens)
+
+    async def _one(self, function: ScoringFunction, sample: Sample) -> Reward | None:
+        """The reward of one function. None: it has nothing to say of this sample, and others may."""
         try:
-            value = self._inline(sample) if self._is_inline(sample) else await self._in_process(sample)
-            return self._penalised(to_reward(value), response_tokens)
+            value = await function.value(sample)
+            return None if value is None and len(self._functions) > 1 else to_reward(value)
         except SampleFailed as failure:
-            return self._failed(sample, str(failure))
+            return self._failed(function.spec.name, sample, str(failure))
 
     def close(self) -> None:
-        if self._pool is not None:
-            self._pool.close()
-        if self._threads is not None:
-            self._threads.shutdown(cancel_futures=True)
-        self._pool = self._threads = None
-
-    def _is_inline(self, sample: Sample) -> bool:
-        name = own_reward(sample.extra) if self._function == "task" else self._function
-        return self._spec.workers == 0 and name in INLINE
-
-    def _inline(self, sample: Sample) -> object:
-        function = BUILT_IN[self._function]
-        try:
-            return function(sample.source, sample.solution, sample.answer, sample.extra, **self._spec.function_args)
-        except TqppoError:
-            raise
-        except (ValueError, TypeError, ArithmeticError) as error:
-            raise SampleFailed(f"{type(error).__name__}: {error}") from error
-
-    async def _in_process(self, sample: Sample) -> object:
-        self.start()
-        assert self._pool is not None
-        fields = {"source": sample.source, "solution": sample.solution, "answer": sample.answer, "extra": sample.extra}
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self._pool.call, fields)
+        for each in self._functions:
+            each.close()
 
     def _penalised(self, reward: Reward, num_tokens: int) -> Reward:
         spec = self._spec
@@ -170,14 +266,29 @@ class Scorer:
         metrics = {**reward.metrics, "overlong_penalty": penalty}
         return replace(reward, score=reward.score + penalty, metrics=metrics)
 
-    def _failed(self, sample: Sample, why: str) -> Reward:
-        message = f"reward function {self._function!r} failed on a sample of {sample.source!r}: {why}"
+    def _failed(self, name: str, sample: Sample, why: str) -> Reward:
+        message = f"reward function {name!r} failed on a sample of {sample.source!r}: {why}"
         if self._spec.on_error == "error":
             raise RewardError(
                 f"{message}. The sample was {sample.solution!r:.200}. "
                 'Set reward.on_error = "zero" or "drop_group" to continue without it'
             )
         return Reward(0.0, failure=message, drop_group=self._spec.on_error == "drop_group")
+
+
+def combined(functions: Sequence[FunctionSpec], found: Sequence[Reward | None]) -> Reward:
+    """The weighted sum. With several functions each score is a metric; `acc` and the answer are the first one's."""
+    given = [(function, reward) for function, reward in zip(functions, found, strict=True) if reward is not None]
+    score = math.fsum(function.weight * reward.score for function, reward in given)
+    if len(functions) == 1:
+        return replace(given[0][1], score=score)
+    metrics: dict[str, float] = {}
+    for function, reward in given:
+        metrics[function.label] = reward.score
+        for name, value in reward.metrics.items():
+            metrics.setdefault(name if name == "acc" else f"{function.label}/{name}", value)
+    prediction = next((reward.prediction for _, reward in given if reward.prediction is not None), None)
+    return Reward(score, metrics, prediction)
 
 
 def to_reward(value: object) -> Reward:

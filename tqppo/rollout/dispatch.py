@@ -15,7 +15,7 @@ import ray
 from ray.exceptions import RayError
 
 from tqppo.errors import DeadlineExceeded, EngineError
-from tqppo.ray_calls import cause_of
+from tqppo.processes.ray_calls import cause_of
 
 R = TypeVar("R")
 T = TypeVar("T")

@@ -11,18 +11,18 @@ import ray
 from ray.actor import ActorProxy
 
 from tqppo.data.prompts import Prompt
+from tqppo.devices.seats import Seat
+from tqppo.devices.turns import EngineParty, Turn
 from tqppo.engines.capabilities import capabilities_of
 from tqppo.errors import EngineError
+from tqppo.processes.ray_calls import call, close_all, results
 from tqppo.protocols import WeightSource
 from tqppo.queue.client import Queue
-from tqppo.ray_calls import call, close_all, results
 from tqppo.rollout.assignment import Assignment
 from tqppo.rollout.dispatch import Dispatcher
 from tqppo.rollout.teachers.client import TeacherRoutes
 from tqppo.rollout.teachers.figures import RolloutReport
 from tqppo.rollout.worker import RolloutSpec, RolloutWorker
-from tqppo.seats import Seat
-from tqppo.turns import EngineParty, Turn
 from tqppo.weights.send import Sender, SenderClient, start_sender, stop_sender
 from tqppo.weights.verify import Probe
 

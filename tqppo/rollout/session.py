@@ -121,8 +121,10 @@ class Session:
 
     def num_retokenized(self, trajectories: Sequence[Trajectory]) -> int:
         """Tokens that would be trained on and that the engine did not sample in this session; 0 in a correct loop."""
-        turns = [list(completion.tokens) for completion in self.record.completions]
-        return sum(_num_unknown(run, turns) for each in trajectories for run in _runs(each))
+        sampled = [completion.tokens for completion in self.record.completions]
+        changed = [each for each in trajectories if not any(each.response_tokens is turn for turn in sampled)]
+        turns = [list(turn) for turn in sampled] if changed else []
+        return sum(_num_unknown(run, turns) for each in changed for run in _runs(each))
 
 
 class _SessionLog(logging.LoggerAdapter[logging.Logger]):

@@ -57,7 +57,8 @@ async def all_or_none(work: Iterable[Awaitable[T]]) -> list[T]:
     tasks = [asyncio.ensure_future(each) for each in work]
     try:
         return list(await asyncio.gather(*tasks))
-    finally:
+    except BaseException:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        raise

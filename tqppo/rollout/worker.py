@@ -16,9 +16,9 @@ import ray
 from tqppo import plugins
 from tqppo.data.prompts import Prompt
 from tqppo.errors import DataError, EngineError
+from tqppo.processes.ray_calls import this_node
 from tqppo.protocols import EngineSpec, RolloutEngine, WeightSource
 from tqppo.queue.client import Queue
-from tqppo.ray_calls import this_node
 from tqppo.rewards.scorer import Scorer, ScorerSpec
 from tqppo.rollout.assignment import Assignment
 from tqppo.rollout.chunks import ChunkWriter
@@ -56,12 +56,14 @@ class RolloutSpec:
     chat_template: bool = True  # whether prompts are rendered as chats
 
 
-async def _result(work: Coroutine[None, None, T]) -> T | BaseException:
+async def _result(work: Coroutine[None, None, T]) -> T | Exception:
     """The result, or the error that fails the session. Errors of engine or dataset end the run, so they are raised."""
-    (outcome,) = await asyncio.gather(work, return_exceptions=True)
-    if isinstance(outcome, (EngineError, DataError, asyncio.CancelledError)):
-        raise outcome
-    return outcome
+    try:
+        return await work
+    except (EngineError, DataError):
+        raise
+    except Exception as error:  # noqa: BLE001 - a user's loop or reward can raise anything; it fails its session
+        return error
 
 
 class RolloutWorker:
@@ -130,12 +132,12 @@ class RolloutWorker:
         sessions = range(task.num_sessions)
         ended = await all_or_none(self._session(order, prompt, index, task, slots) for index in sessions)
         finished = [outcome for outcome, _ in ended if isinstance(outcome, Outcome)]
-        errors = [outcome for outcome, _ in ended if isinstance(outcome, BaseException)]
+        errors = [outcome for outcome, _ in ended if isinstance(outcome, Exception)]
         await writer.add(order, prompt, finished, errors, retries=sum(retries for _, retries in ended))
 
     async def _session(
         self, order: int, prompt: Prompt, index: int, task: Assignment, slots: SessionSlots
-    ) -> tuple[Outcome | BaseException, int]:
+    ) -> tuple[Outcome | Exception, int]:
         """Play one session; returns its outcome or error, and the number of retries. An engine's error is raised.
 
         A retry has the seeds of the first attempt: after a failure that passes, such as a tool server's, the session
@@ -145,11 +147,11 @@ class RolloutWorker:
         retries = 0
         async with slots.playing(llm.name):
             played = await _result(self._play(prompt, llm))
-            while isinstance(played, BaseException) and retries < self.spec.session_retries:
+            while isinstance(played, Exception) and retries < self.spec.session_retries:
                 retries += 1
                 llm = replace(llm, turn=0, attempt=retries, record=SessionRecord())
                 played = await _result(self._play(prompt, llm))
-        if isinstance(played, BaseException):
+        if isinstance(played, Exception):
             return played, retries
         outcome = await _result(self._score(prompt, index, played))
         if isinstance(outcome, Outcome):
@@ -192,8 +194,15 @@ class RolloutWorker:
         if last.reward is not None:
             return Outcome(index, trajectories, last.reward, text, {})
         assert self.scorer is not None, "start() comes first"
+        whole = [*last.prompt_tokens, *last.response_tokens] if self.scorer.wants_transcript else []
         reward = await self.scorer.score(
-            prompt.source, text, prompt.answer, prompt.extra, response_tokens=len(last.response_tokens)
+            prompt.source,
+            text,
+            prompt.answer,
+            prompt.extra,
+            prompt=prompt.question,
+            transcript=self.chat.decode(whole, special=True) if whole else "",
+            response_tokens=len(last.response_tokens),
         )
         answer = text if reward.prediction is None else reward.prediction
         return Outcome(index, trajectories, reward.score, answer, dict(reward.metrics), reward.drop_group)

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tqppo.config.sections import Config
 from tqppo.config.show.export import flat
+from tqppo.devices.fake_gpus import fake_gpus
 from tqppo.display.display import Display, Ending
 from tqppo.errors import LockLost, OutOfSpace
-from tqppo.fake_gpus import fake_gpus
 from tqppo.metrics import files as metrics_files
 from tqppo.metrics import trackers
 from tqppo.metrics.events import Event
 from tqppo.metrics.files import EventLog, MetricsLog
+from tqppo.protocols import Metrics
 from tqppo.run.checkpoint import Checkpoint, CheckpointStore
 from tqppo.run.cluster import ray_cluster
 from tqppo.run.folder import RunFolder
@@ -29,6 +31,9 @@ if TYPE_CHECKING:
     from tqppo.run.live import LiveRun
 
 
+Callback = Callable[[int, Metrics], None]  # gets the number of a step and its metrics
+
+
 @dataclass
 class Attempt:
     """One start of a run: builds everything, trains, takes everything down."""
@@ -38,6 +43,7 @@ class Attempt:
     checkpoint: Checkpoint | None
     lock: RunLock
     verbosity: int
+    callbacks: Sequence[Callback] = ()
 
     def __post_init__(self) -> None:
         self.start = self.checkpoint.step if self.checkpoint else 0
@@ -115,6 +121,7 @@ class Attempt:
                         num_gpus=fake.count if fake else None,
                         object_store_bytes=self._object_store_bytes(),
                         logs=logs,
+                        meanwhile=lambda: import_module("tqppo.run.build"),  # with torch and transformers: seconds
                     )
                 )
             stop.listen_again()
@@ -171,7 +178,7 @@ class Attempt:
             stop=stop,
             store=self.store,
             log=self._log,
-            validate=run.validate,
+            validate=lambda: self._validate(run),
             measure=run.measure,
             leftovers=run.leftovers,
             save_parts=lambda folder: self._save_parts(run, folder),
@@ -180,6 +187,11 @@ class Attempt:
             checkpoint_bytes=run.checkpoint_bytes,
             warn=self._warn,
         )
+
+    def _validate(self, run: LiveRun) -> Metrics:
+        metrics = run.validate()
+        self.display.progress.example = run.validator.example
+        return metrics
 
     def _warn(self, message: str) -> None:
         self.display.note(message)
@@ -198,6 +210,8 @@ class Attempt:
         with self._goes_on(f"the metrics of step {step}", "are not in every tracker"):
             self.trackers.log(step, metrics)
         self.display.step(step, metrics)
+        for callback in self.callbacks:
+            callback(step, dict(metrics))
 
     @contextmanager
     def _goes_on(self, what: str, consequence: str) -> Iterator[None]:
@@ -247,5 +261,9 @@ class Attempt:
             return
         if self.config.checkpoint.export:
             places["model"] = str(folder.export)
-        longer = (f"{resume} --max-steps {self.config.run.max_steps * 2}", "train longer")
-        self.display.finish(Ending(f"finished {steps}", places, [longer] if is_saved else []))
+        commands = [
+            (f"tqppo eval {name}", "score it on held-out prompts"),
+            (f"tqppo chat {name}", "talk to it"),
+            (f"{resume} --max-steps {self.config.run.max_steps * 2}", "train longer"),
+        ]
+        self.display.finish(Ending(f"finished {steps}", places, commands if is_saved else []))

@@ -8,11 +8,9 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import ray
 from transformers import AutoTokenizer
 
 from tqppo.config import facts
@@ -98,12 +96,11 @@ def prepare_paths(config: Config, folder: RunFolder, logs: Path, stack: ExitStac
 
 
 def prepare_model(config: Config, folder: Path) -> str:
-    """The model's folder or hub name; a tiny model is made, and warmed up, in a process of its own."""
+    """The model's folder or hub name; a tiny model is made and warmed up here, where torch is imported already."""
     if config.model.path != "tiny":
         return config.model.path
-    task = ray.remote(num_cpus=0)(make_tiny_model)
-    shown = partial(demonstrations, DataSpec.of(config.data), seed=config.run.seed)
-    return ray.get(task.remote(str(folder.resolve()), configure.tiny_model_spec(config), shown))
+    shown = demonstrations(DataSpec.of(config.data), seed=config.run.seed)
+    return make_tiny_model(str(folder.resolve()), configure.tiny_model_spec(config), shown)
 
 
 def load_tokenizer(config: Config, paths: RunPaths) -> Any:

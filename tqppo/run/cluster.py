@@ -11,13 +11,15 @@ import secrets
 import shutil
 import socket
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from tqppo.errors import PreflightError
-from tqppo.lifeline import Watcher, descendants, end
-from tqppo.reaper import claim, reap
+from tqppo.processes.lifeline import Watcher, descendants, end
+from tqppo.processes.reaper import claim, reap
 from tqppo.weights import location
 
 log = logging.getLogger(__name__)
@@ -31,46 +33,63 @@ OBJECT_STORE_BYTES = 256 * 1024 * 1024  # enough for metadata; tensors live in t
 
 @contextmanager
 def ray_cluster(
-    address: str, *, num_cpus: float, object_store_bytes: int, logs: Path, num_gpus: int | None = None
+    address: str,
+    *,
+    num_cpus: float,
+    object_store_bytes: int,
+    logs: Path,
+    num_gpus: int | None = None,
+    meanwhile: Callable[[], object] = lambda: None,
 ) -> Iterator[None]:
-    """Connect to `address`, or start a private Ray whose logs end up in `logs`. Ray looks for GPUs unless told."""
+    """Connect to `address`, or start a private Ray whose logs end up in `logs`. Ray looks for GPUs unless told.
+
+    `meanwhile` runs in a thread while a private Ray's processes start: this process only waits for them.
+    """
     _quiet()
+    if address:
+        with _connected(address):
+            yield
+    else:
+        size = {"num_cpus": max(1, round(num_cpus)), "num_gpus": num_gpus}
+        size["object_store_memory"] = max(object_store_bytes, OBJECT_STORE_BYTES)
+        with _private(size, logs, meanwhile):
+            yield
+
+
+@contextmanager
+def _connected(address: str) -> Iterator[None]:
     import ray
 
-    if address:
-        _check_answers(address)
-        try:
-            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-        except ConnectionError as error:
-            raise PreflightError(f"no Ray cluster answers at cluster.address = {address!r}: {error}") from None
-        try:
-            yield
-        finally:
-            ray.shutdown()
-        return
+    _check_answers(address)
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except ConnectionError as error:
+        raise PreflightError(f"no Ray cluster answers at cluster.address = {address!r}: {error}") from None
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+@contextmanager
+def _private(size: Mapping[str, int | None], logs: Path, meanwhile: Callable[[], object]) -> Iterator[None]:
+    import ray
+
     parent = Path(tempfile.gettempdir())
     reap(parent, PRIVATE_PREFIX)
     owned = claim(parent / f"{PRIVATE_PREFIX}{os.getpid()}-{secrets.token_hex(3)}")
-    folder = owned.folder
-    watcher = Watcher([str(folder), *location.patterns()])
+    folder = str(owned.folder)
+    watcher = Watcher([folder, *location.patterns()])
+    start = partial(ray.init, "local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     try:
-        start_patiently(
-            lambda: ray.init(
-                address="local",
-                num_cpus=max(1, round(num_cpus)),
-                num_gpus=num_gpus,
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                object_store_memory=max(object_store_bytes, OBJECT_STORE_BYTES),
-                _temp_dir=str(folder),
-            )
-        )
+        with ThreadPoolExecutor(1) as other_thread:
+            other_thread.submit(meanwhile)
+            start_patiently(partial(start, _temp_dir=folder, **size))
         watcher.watch(descendants(os.getpid()))
         yield
     finally:
         ray.shutdown()
-        _keep_logs(folder, logs)
+        _keep_logs(owned.folder, logs)
         owned.release()
         watcher.dismiss()
 

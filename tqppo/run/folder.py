@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import re
-import secrets
 import shutil
+import time
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 from tqppo import space
 from tqppo.errors import PreflightError, UsageError
-from tqppo.run.checkpoint import CONFIG
+from tqppo.metrics import files as metrics_files
+from tqppo.run.checkpoint import CONFIG, PREFIX
+from tqppo.run.lock import LOCK
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +98,38 @@ class RunFolder:
     def _export_before(self) -> Path:
         return self.export.with_name(".before-hf")
 
+    @property
+    def trained_steps(self) -> int:
+        """The last step that metrics or a checkpoint tell of."""
+        steps = [int(each["step"] or 0) for each in metrics_files.read(self.metrics)] if self.metrics.is_file() else []
+        saved = [int(each.name[len(PREFIX) :]) for each in self.checkpoints.glob(f"{PREFIX}*")]
+        return max([0, *steps, *saved])
+
+    def refuse_if_taken(self, *, overwrite: bool) -> None:
+        """UsageError if the folder belongs to a run that has trained, or is not a run's at all."""
+        is_run = self.config.is_file() or (
+            self.path.is_dir() and {each.name for each in self.path.iterdir()} <= {LOCK, "logs", "events.jsonl"}
+        )
+        if not is_run:
+            raise UsageError(f"{self.path} is there already and is no run. Choose another run.name")
+        steps = self.trained_steps
+        if overwrite or not steps:
+            return
+        way_on = f"Go on with it: `tqppo resume {self.name}`" if self.is_saved else "It has no checkpoint"
+        longer = f"Train it longer: `tqppo resume {self.name} --max-steps {steps * 2}`"
+        raise UsageError(
+            f"there is a run at {self.path} already, with {steps} steps. "
+            f"{longer if self.exported_step == steps else way_on}; replace it: --overwrite; or choose another --name"
+        )
+
+    def clear(self) -> None:
+        """Remove the files of an earlier run. Call it with the run's lock."""
+        for each in self.path.iterdir():
+            if each.is_dir() and not each.is_symlink():
+                shutil.rmtree(each)
+            elif each.name != LOCK:
+                each.unlink()
+
     def replace_export(self, step: int) -> None:
         """Put the export that was made in place of the one before, and note its step last: `exported_step` is never
         said of another one."""
@@ -130,22 +166,35 @@ class RunFolder:
         return attempt
 
 
-def new_run(runs: Path, name: str, *, preset: str, model: str) -> RunFolder:
-    """Make the folder of a new run. A name that is taken is refused: nothing is ever written over."""
-    name = name or f"{preset or 'run'}-{_slug(Path(model).name)}-{secrets.token_hex(2)}"
-    folder = runs / name
+def runs_folder() -> Path:
+    """Where commands look for runs by name: run.dir as the environment has it, or its default."""
+    return Path(os.environ.get("TQPPO__RUN__DIR", "runs"))
+
+
+def new_run(runs: Path, name: str, *, preset: str, model: str, overwrite: bool = False) -> RunFolder:
+    """Make the folder of a new run. A name that is taken is refused, unless `overwrite` or no step was trained there.
+
+    The folder may hold files of such a run; `RunFolder.clear` removes them once the run is locked.
+    """
+    chosen = name or unused_name(runs, f"{preset or 'run'}-{_slug(Path(model).name)}-{time.strftime('%m%d-%H%M%S')}")
+    folder = RunFolder(runs / chosen)
     try:
-        folder.mkdir(parents=True)
+        folder.path.mkdir(parents=True)
     except FileExistsError:
-        way_on = f"Go on with it: `tqppo resume --checkpoint {name}`; or choose" if _is_saved(folder) else "Choose"
-        raise UsageError(f"there is a run at {folder} already. {way_on} another run.name") from None
+        folder.refuse_if_taken(overwrite=overwrite)
     except NotADirectoryError as error:
         raise UsageError(f"run.dir cannot hold runs: {error.filename} is not a folder") from None
     except OSError as error:
         if error.errno in space.FULL:
             raise space.out_of_space(runs, 0, error) from error
-        raise PreflightError(f"the run's folder {folder} cannot be made: {error.strerror}") from None
-    return RunFolder(folder)
+        raise PreflightError(f"the run's folder {folder.path} cannot be made: {error.strerror}") from None
+    return folder
+
+
+def unused_name(runs: Path, name: str) -> str:
+    """The name, or the name with a number if there is such a run."""
+    numbered = (f"{name}-{number}" for number in count(2))
+    return name if not (runs / name).exists() else next(each for each in numbered if not (runs / each).exists())
 
 
 def _is_saved(run: Path) -> bool:

@@ -31,6 +31,7 @@ class Validator:
         self.clock = clock
         self.prompts = prompts
         self.task = task
+        self.example = ""  # a prompt, the model's likeliest answer and its reward, of the last validation
 
     def run(self) -> Metrics:
         if not self.prompts:
@@ -40,9 +41,16 @@ class Validator:
             found = self.queue.list(self.task.partition)
             self.queue.clear(found)
             tags = found.in_order().tags
-            answers = validation.figures(self._answer(each) for each in tags if each.get("last"))
+            last = [self._answer(each) for each in tags if each.get("last")]
+            answers = validation.figures(last)
+            self.example = self._example(last)
             failed = sum(each.get("failed_sessions", 0) for each in found.tags)
             return answers | validation.reverse_kl(tags) | {"val-aux/failed_sessions": float(failed)}
+
+    def _example(self, answers: list[validation.Answer]) -> str:
+        texts = {prompt.uid: prompt.text for prompt in self.prompts}
+        greedy = next((each for each in answers if each.is_greedy and each.prompt in texts), None)
+        return "" if greedy is None else f"{texts[greedy.prompt]!r} → {greedy.prediction!r}, reward {greedy.score:g}"
 
     def _answer(self, tags: Any) -> validation.Answer:
         return validation.Answer(

@@ -30,6 +30,7 @@ from types import TracebackType
 from tqppo import space
 from tqppo.errors import LockLost, PreflightError
 
+LOCK = ".lock"  # the lock file in a run's folder
 RENEW_S = 10.0
 EXPIRES_S = 60.0  # a holder on another machine that has not renewed its lease for this long is dead
 SETTLE_S = 0.2  # between writing a lease and reading it back, so that one of two machines that write at once sees it
@@ -76,7 +77,7 @@ class RunLock:
         settle_s: float = SETTLE_S,
         flock: Callable[[int, int], None] = fcntl.flock,
     ) -> None:
-        self.path = folder / ".lock"
+        self.path = folder / LOCK
         self._renew_s, self._expires_s, self._settle_s, self._flock = renew_s, expires_s, settle_s, flock
         self._descriptor, self._token = -1, ""
         self._released, self._checking = threading.Event(), threading.Lock()

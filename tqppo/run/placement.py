@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from tqppo.config import facts
 from tqppo.config.placement import placement_of
 from tqppo.config.sections import Config
+from tqppo.devices.placement import TEACHER, Device, Placement
+from tqppo.devices.seats import NO_CPU, Seat
 from tqppo.errors import PreflightError
-from tqppo.placement import TEACHER, Device, Placement
-from tqppo.seats import NO_CPU, Seat
 
 if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
@@ -160,7 +160,7 @@ def take_seats(config: Config, *, fake: bool = False) -> Seating:
     """Reserve what the config's placement needs; closing the result gives it back. `fake`: GPUs that do not exist."""
     import ray
 
-    from tqppo.ray_calls import this_node
+    from tqppo.processes.ray_calls import this_node
 
     placement = placement_of(config)
     resources: Callable[[], dict[str, float]] = ray.cluster_resources

@@ -17,10 +17,11 @@ import ray
 from tqppo.config import facts
 from tqppo.config.placement import placement_of
 from tqppo.config.sections import Config
-from tqppo.device_memory import MemoryLedger
-from tqppo.fake_gpus import fake_gpus
+from tqppo.devices.fake_gpus import fake_gpus
+from tqppo.devices.memory import MemoryLedger
+from tqppo.devices.placement import TEACHER
+from tqppo.devices.turns import DeviceTurns, Turn
 from tqppo.metrics.events import IdleGpus, ReportEvent
-from tqppo.placement import TEACHER
 from tqppo.queue.client import Queue
 from tqppo.rollout.pool import RolloutPool
 from tqppo.rollout.teachers.pool import TeacherPool
@@ -29,7 +30,6 @@ from tqppo.run.compose import StageGroups
 from tqppo.run.configure import RunPaths
 from tqppo.run.placement import Seating, check_resources, take_seats
 from tqppo.run.teachers import Announce
-from tqppo.turns import DeviceTurns, Turn
 from tqppo.workers.actor import Actor
 from tqppo.workers.compute.worker import Worker
 from tqppo.workers.critic import Critic

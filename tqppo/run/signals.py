@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
@@ -42,11 +43,12 @@ class StopRequest:
 
     def ignore(self) -> None:
         """Ignore further signals while the run is being taken down."""
-        for number in SIGNALS:
+        for number in SIGNALS if _is_main_thread() else ():
             signal.signal(number, signal.SIG_IGN)
 
     def _listen(self) -> dict[int, Any]:
-        return {number: signal.signal(number, self._receive) for number in SIGNALS}
+        """Only the main thread gets signals; a run in another thread is ended by its process."""
+        return {number: signal.signal(number, self._receive) for number in SIGNALS} if _is_main_thread() else {}
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if self.number:
@@ -54,3 +56,7 @@ class StopRequest:
             raise Aborted
         self.number = number
         self.on_first(signal.Signals(number).name)
+
+
+def _is_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,7 @@ from pathlib import Path
 from tqppo import space
 from tqppo.config.checks.machine import check_machine
 from tqppo.config.checks.registry import Context
-from tqppo.config.compilation import Compilation
+from tqppo.config.compilation import Compilation, Origins
 from tqppo.config.compile import compile_config
 from tqppo.config.diagnostics import render_text
 from tqppo.config.plan.machine import this_machine
@@ -23,9 +22,10 @@ from tqppo.display.display import Display
 from tqppo.errors import CheckpointError, ConfigError
 from tqppo.metrics import trackers
 from tqppo.rollout.loops.base import check_loop
-from tqppo.run.attempt import Attempt
+from tqppo.run.attempt import Attempt, Callback
+from tqppo.run.branch import branch, what_changes
 from tqppo.run.checkpoint import Checkpoint, CheckpointStore, NewerFormat, find_run
-from tqppo.run.folder import RunFolder, new_run
+from tqppo.run.folder import RunFolder, new_run, runs_folder
 from tqppo.run.lock import RunLock
 
 # Settings that a resume may change: length, outputs and deadlines. None of them changes a result.
@@ -49,38 +49,91 @@ MAY_CHANGE = (
 )
 
 
-def train(compilation: Compilation, *, verbosity: int = 0) -> int:
-    """A new run. Returns the exit code."""
+def train(
+    compilation: Compilation,
+    *,
+    verbosity: int = 0,
+    overwrite: bool = False,
+    callbacks: Sequence[Callback] = (),
+    on_folder: Callable[[Path], None] = lambda folder: None,
+) -> int:
+    """A new run. Returns the exit code. `overwrite` removes a run of the same name, even if it has trained.
+
+    `callbacks` get every step's metrics; `on_folder` gets the run's folder once it is made.
+    """
     config = compilation.config
     assert config is not None, "only a config that compiles is trained"
     check_loop(config.rollout.agent, config.rollout.agent_args)
     trackers.check(config.logging.trackers)
-    check_machine(Context(config, compilation.origins), this_machine(Path(config.run.dir)))
-    folder = new_run(Path(config.run.dir), config.run.name, preset=compilation.name, model=config.model.path)
+    _check_room(config, Path(config.run.dir), compilation.origins)
+    folder = new_run(
+        Path(config.run.dir),
+        config.run.name,
+        preset=compilation.name,
+        model=config.model.path,
+        overwrite=overwrite,
+    )
     with RunLock(folder.path) as lock:
+        folder.refuse_if_taken(overwrite=overwrite)  # another process may have trained here meanwhile
+        folder.clear()
+        on_folder(folder.path)
         space.write_whole(folder.config, resolved_toml(compilation.draft).encode())
         space.write_whole(folder.origins, origins_json(compilation).encode())
-        return Attempt(config, folder, None, lock, verbosity).run()
+        return Attempt(config, folder, None, lock, verbosity, callbacks).run()
 
 
 def resume(
-    checkpoint: str, overrides: list[str], *, max_steps: int | None = None, fork: str = "", verbosity: int = 0
+    checkpoint: str,
+    overrides: list[str],
+    *,
+    max_steps: int | None = None,
+    fork: str = "",
+    verbosity: int = 0,
+    callbacks: Sequence[Callback] = (),
 ) -> int:
     """Go on with a run where its checkpoint left off. Returns the exit code."""
-    path, wanted = find_run(checkpoint, Path(os.environ.get("TQPPO__RUN__DIR", "runs")))
+    path, wanted = find_run(checkpoint, runs_folder())
     folder, log = RunFolder(path), logging.getLogger(__name__)
     changes = [*overrides, *([f"run.max_steps={max_steps}"] if max_steps else [])]
     with ExitStack() as source:
         lock = source.enter_context(RunLock(folder.path))
         found = _checkpoint_of(folder, wanted, log.warning)
-        config = resumed_config(folder, changes)
         if not fork:
-            return _go_on(config, folder, found, lock, verbosity)
+            return _go_on(Attempt(resumed_config(folder, changes), folder, found, lock, verbosity, callbacks))
+        changed = changed_results(folder, changes)
         forked = new_run(folder.path.parent, fork, preset="", model="")
         with RunLock(forked.path) as lock:
+            forked.clear()
+            if changed:
+                compilation = _branched(folder, forked, found, changes)
+                source.close()
+                Display(forked.name, quiet=verbosity < 0).note(what_changes(folder, found.step, changed))
+                return Attempt(compilation.draft, forked, None, lock, verbosity, callbacks).run()
             copied = copy_run(folder, forked, found)
             source.close()  # the fork needs nothing more of it
-            return _go_on(config, forked, copied, lock, verbosity)
+            return _go_on(Attempt(resumed_config(folder, changes), forked, copied, lock, verbosity, callbacks))
+
+
+def _branched(folder: RunFolder, forked: RunFolder, found: Checkpoint, changes: list[str]) -> Compilation:
+    """A new run with other settings, from the checkpoint's weights. One that cannot be made leaves no folder."""
+    try:
+        compilation = branch(folder, forked, found, changes)
+        _check_room(compilation.draft, forked.path, compilation.origins)
+        space.write_whole(forked.config, resolved_toml(compilation.draft).encode())
+        space.write_whole(forked.origins, origins_json(compilation).encode())
+    except BaseException:  # a signal, too
+        shutil.rmtree(forked.path, ignore_errors=True)
+        raise
+    return compilation
+
+
+def _check_room(config: Config, folder: Path, origins: Origins, *, taken_bytes: int = 0) -> None:
+    """Raise PreflightError if this machine, or the disk of the folder, is too small for the run.
+
+    `taken_bytes` of the disk hold earlier files of the run, which new ones replace.
+    """
+    machine = this_machine(folder)
+    check_machine(Context(config, origins), replace(machine, disk=machine.disk + taken_bytes))
 
 
 def _store(folder: RunFolder) -> CheckpointStore:
@@ -102,38 +155,43 @@ def _checkpoint_of(folder: RunFolder, wanted: Path | None, warn: Callable[[str],
         raise CheckpointError(f"{error}\nTo train it again from the start: {again}") from None
 
 
-def _go_on(config: Config, folder: RunFolder, found: Checkpoint, lock: RunLock, verbosity: int) -> int:
+def _go_on(attempt: Attempt) -> int:
+    config, folder, found = attempt.config, attempt.folder, attempt.checkpoint
+    assert found is not None, "a run goes on from a checkpoint"
     is_exported = not config.checkpoint.export or folder.exported_step == found.step
     if found.step >= config.run.max_steps and is_exported:
         _store(folder).remove_partial()  # a process that was killed may have left something
         folder.remove_partial_export()
-        Display(folder.name, quiet=verbosity < 0).note(
+        Display(folder.name, quiet=attempt.verbosity < 0).note(
             f"{folder.path} is complete: step {found.step} of {config.run.max_steps} is done, nothing was trained. "
             f"To go on: tqppo resume --checkpoint {folder.name} --max-steps {found.step * 2}"
         )
         return 0
-    machine = this_machine(folder.path)
-    check_machine(Context(config, {}), replace(machine, disk=machine.disk + folder.saved_bytes()))
-    return Attempt(config, folder, found, lock, verbosity).run()
+    _check_room(config, folder.path, {}, taken_bytes=folder.saved_bytes())
+    return attempt.run()
 
 
 def resumed_config(folder: RunFolder, overrides: list[str]) -> Config:
     """The run's own config with these changes, all of which must leave its results alone."""
-    before = _compiled(folder, [])
-    after = _compiled(folder, overrides)
-    old, new = dict(flat(before)), dict(flat(after))
-    refused = [
-        f"  {key}: {old.get(key)!r} → {new.get(key)!r}"
-        for key in sorted(old.keys() | new.keys())
-        if old.get(key) != new.get(key) and not key.startswith(MAY_CHANGE)
-    ]
+    refused = changed_results(folder, overrides)
     if refused:
         changes = "\n".join(refused)
         raise CheckpointError(
             f"a resumed run must compute what it would have computed; these settings would change that:\n{changes}\n"
-            f"These may change: {', '.join(key.rstrip('.') for key in MAY_CHANGE)}. For anything else start a new run"
+            f"These may change: {', '.join(key.rstrip('.') for key in MAY_CHANGE)}. For anything else start "
+            "a new run, or fork this one: --fork NAME starts from its weights with other settings"
         )
-    return after
+    return _compiled(folder, overrides)
+
+
+def changed_results(folder: RunFolder, overrides: list[str]) -> list[str]:
+    """Each setting that would change the run's results, with both values."""
+    old, new = dict(flat(_compiled(folder, []))), dict(flat(_compiled(folder, overrides)))
+    return [
+        f"  {key}: {old.get(key)!r} → {new.get(key)!r}"
+        for key in sorted(old.keys() | new.keys())
+        if old.get(key) != new.get(key) and not key.startswith(MAY_CHANGE)
+    ]
 
 
 def _compiled(folder: RunFolder, overrides: list[str]) -> Config:

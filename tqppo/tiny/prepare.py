@@ -1,14 +1,11 @@
 """Makes the built-in model of a run: fresh weights from a seed, then a warm start on the run's own task.
 
-`run.build` calls it in a process of its own, `doctor.logprobs` in its own process.
+`run.build` calls it, for runs and for `doctor`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-
-import torch
 
 from tqppo.tiny.model import TinyShape
 from tqppo.tiny.warm_start import Demonstrations, prepare
@@ -29,12 +26,8 @@ class TinyModelSpec:
     seed: int
 
 
-def make_tiny_model(folder: str, spec: TinyModelSpec, demonstrations: Callable[[], Demonstrations]) -> str:
-    """Make the model in `folder`, unless an equal one is there already; returns the folder.
-
-    `demonstrations` opens the data in the process that runs this, so that rows do not travel.
-    """
-    torch.set_num_threads(1)
+def make_tiny_model(folder: str, spec: TinyModelSpec, demonstrations: Demonstrations) -> str:
+    """Make the model in `folder`, unless an equal one is there already; returns the folder."""
     shape: TinyShape = {
         "family": spec.family,
         "hidden_size": spec.hidden_size,
@@ -45,7 +38,7 @@ def make_tiny_model(folder: str, spec: TinyModelSpec, demonstrations: Callable[[
     made = prepare(
         folder,
         model=shape,
-        demonstrations=demonstrations(),
+        demonstrations=demonstrations,
         steps=spec.steps,
         batch_size=spec.batch_size,
         lr=spec.lr,

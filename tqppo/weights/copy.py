@@ -8,8 +8,8 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+from tqppo.processes.reaper import Claim, claim
 from tqppo.protocols import WeightSender, WeightSource
-from tqppo.reaper import Claim, claim
 from tqppo.space import allocate
 from tqppo.weights import location
 

@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 from tqppo.errors import PreflightError
-from tqppo.reaper import reap
+from tqppo.processes.reaper import reap
 from tqppo.space import SHARED_MEMORY
 
 PREFIX = "tqppo-weights-"

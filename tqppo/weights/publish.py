@@ -18,8 +18,8 @@ from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, revert_weight_conversion
 
+from tqppo.processes.reaper import Claim, claim
 from tqppo.protocols import WeightSource
-from tqppo.reaper import Claim, claim
 from tqppo.space import explained
 from tqppo.weights import file as tensorfile
 from tqppo.weights import location

@@ -27,8 +27,8 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed import distributed_c10d
 
 from tqppo.errors import EngineError
+from tqppo.processes.ray_calls import call, kill, num_nodes
 from tqppo.protocols import Bucket, Offer
-from tqppo.ray_calls import call, kill, num_nodes
 from tqppo.weights.file import MODEL_FILE, MappedFile, Place
 
 P = ParamSpec("P")

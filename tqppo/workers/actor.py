@@ -15,8 +15,8 @@ from tqppo import dataflow
 from tqppo.algorithms import kl
 from tqppo.algorithms.aggregate import Normalisers, aggregate
 from tqppo.algorithms.losses import LEARNS_WITHOUT_ADVANTAGE, POLICY_LOSSES, PolicyTokens
+from tqppo.processes.ray_calls import this_node
 from tqppo.protocols import Metrics, WeightSource
-from tqppo.ray_calls import this_node
 from tqppo.weights import publish as weights
 from tqppo.workers.compute.learner import Learner, Selection, Tokens
 from tqppo.workers.compute.logprobs import Scoring

@@ -15,7 +15,7 @@ import ray
 import torch
 from torch import Tensor
 
-from tqppo import dataflow, ray_calls, space
+from tqppo import dataflow, space
 from tqppo.algorithms import correction, kl
 from tqppo.algorithms.advantages import Estimate, EstimateInputs, EstimateOptions, estimate
 from tqppo.algorithms.aggregate import session_weights
@@ -24,10 +24,11 @@ from tqppo.algorithms.data_metrics import data_metrics
 from tqppo.algorithms.groups import RowGroups
 from tqppo.algorithms.layout import row_counts
 from tqppo.dataflow import Features
+from tqppo.devices.seats import NO_CPU, Seat
+from tqppo.processes import ray_calls
 from tqppo.protocols import Metrics
 from tqppo.queue.client import Queue
 from tqppo.queue.meta import BatchMeta, Jagged
-from tqppo.seats import NO_CPU, Seat
 
 
 @dataclass(frozen=True, slots=True)

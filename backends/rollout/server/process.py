@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tqppo.lifeline import guard_command
+from tqppo.processes.lifeline import guard_command
 
 NOT_INHERITED = ("PYTHONPATH", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE", "PYTHONSTARTUP", "VIRTUAL_ENV")
 
@@ -42,7 +42,7 @@ def clean_environment(extra: Mapping[str, str]) -> dict[str, str]:
 
 
 class ServerProcess:
-    """One started server under a guard (see `tqppo.lifeline`). `exited` holds the exit code once no process is left."""
+    """One started server under a guard (`processes.lifeline`). `exited` has the exit code when no process is left."""
 
     def __init__(
         self, command: Sequence[str], environment: Mapping[str, str], log_path: str | Path = "", *, grace_s: float = 5.0

@@ -10,9 +10,9 @@ import pytest
 import ray
 
 from tqppo.errors import BackendError, DataLost, DeadlineExceeded
+from tqppo.processes.ray_calls import this_node
 from tqppo.queue.link.calls import run
 from tqppo.queue.storage import StorageSpec
-from tqppo.ray_calls import this_node
 
 nodes = importlib.import_module("tqppo_backends.storage.nodes")
 ray_store = importlib.import_module("tqppo_backends.storage.ray_store")

@@ -131,7 +131,7 @@ def test_the_files_of_a_preset_are_those_that_a_command_makes(name: str) -> None
     config, text = compile_config(name, environ={}).draft, find_preset(name, {}).read_text()
     for source in [*facts.data_sources(config), str(config.validation.data)]:
         folder = source.rpartition("/")[0]
-        (command,) = [f"tqppo data {key}" for key, recipe in RECIPES.items() if recipe.folder == folder]
+        (command,) = [f"tqppo data get {key}" for key, recipe in RECIPES.items() if recipe.folder == folder]
         assert command in text, source
 
 

@@ -6,6 +6,7 @@ import sys
 from typing import Any
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import HealthCheck, event, given, settings
 
 from tqppo.config.read.spans import Document, parse, parse_value
@@ -87,6 +88,7 @@ def spelled(document: Document, path: tuple[Any, ...]) -> str:
     return document.text[start : start + span.width]
 
 
+@pytest.mark.slow
 @settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
 @given(documents())
 def test_spans_and_values_agree_on_any_document(text: str) -> None:

@@ -16,6 +16,7 @@ import pytest
 from ray import cloudpickle
 
 from tqppo.data.prompts import Prompt
+from tqppo.devices.seats import NO_CPU
 from tqppo.errors import CheckpointError, EngineError, PreflightError
 from tqppo.protocols import EngineSpec, Sampling
 from tqppo.queue.client import Queue
@@ -25,7 +26,6 @@ from tqppo.rollout.pool import RolloutPool
 from tqppo.rollout.teachers.pool import Routing, TeacherPool, TeacherSetup, check_agreement
 from tqppo.rollout.teachers.worker import ReadyTeacher, TeacherSpec
 from tqppo.rollout.worker import RolloutSpec
-from tqppo.seats import NO_CPU
 
 MakePool = Callable[..., TeacherPool]
 

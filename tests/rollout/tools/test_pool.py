@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tqppo import lifeline
 from tqppo.errors import DataError
+from tqppo.processes import lifeline
 from tqppo.rollout.tools.calls import ToolCall
 from tqppo.rollout.tools.pool import ToolPool, ToolResult, ToolSpec
 from tqppo.rollout.tools.process import as_text, shorten

@@ -81,8 +81,10 @@ def test_a_clone_of_a_large_model_is_small() -> None:
     assert small(input_ids=torch.arange(3)[None]).logits.shape == (1, 3, architecture.VOCABULARY)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:_compile flag:DeprecationWarning")  # transformers passes it
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # parts of torch use it
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")  # that is what is tested
 def test_flex_attention_packs_and_computes_what_trimmed_rows_do(tiny_model: Path, rows: dict[str, Any]) -> None:
     flat = FlatRows.of(rows)
     everyone = MicroBatchCut.apart(torch.arange(len(flat)))

@@ -41,6 +41,7 @@ def test_rows_are_read_without_the_rest(tmp_path: Path) -> None:
     assert TensorFiles.find(str(tmp_path / "empty")) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tied", [False, True])
 def test_two_ranks_have_the_bits_of_the_files(tmp_path: Path, tied: bool) -> None:
     config = LlamaConfig(

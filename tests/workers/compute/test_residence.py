@@ -29,6 +29,7 @@ def test_tensors_give_their_memory_back_and_return_with_their_views() -> None:
     residence.resume()  # nothing is away
 
 
+@pytest.mark.slow
 def test_two_ranks_that_rest_between_updates_end_with_the_same_bytes(tiny_model: Path, tmp_path: Path) -> None:
     command = [sys.executable, str(RANK), str(tiny_model), str(tmp_path)]
     ranks = [subprocess.Popen([*command, str(rank)], stderr=subprocess.PIPE, text=True) for rank in range(2)]

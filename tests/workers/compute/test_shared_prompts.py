@@ -70,6 +70,7 @@ def scored(
     return results, [p.grad.clone() for p in policy.parameters() if p.grad is not None], positions
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(groups=groups, budget=st.sampled_from([8, 40, 10_000]), pairs=st.sampled_from([1, 8, 10_000]))
 def test_bundles_give_the_log_probabilities_and_gradients_of_separate_rows(

@@ -14,10 +14,10 @@ import torch
 from safetensors.torch import load_file
 
 from tqppo.dataflow import Features
+from tqppo.devices.seats import Seat
 from tqppo.errors import DeadlineExceeded, PreflightError, WorkerError
 from tqppo.queue.client import Queue
 from tqppo.queue.meta import BatchMeta
-from tqppo.seats import Seat
 from tqppo.workers.actor import Actor
 from tqppo.workers.compute.worker import Worker
 from tqppo.workers.critic import Critic

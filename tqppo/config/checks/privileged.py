@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from string import Formatter
 
+from tqppo import tables
 from tqppo.config.checks.registry import Context, check
 from tqppo.config.diagnostics import Diagnostic
 from tqppo.config.facts import data_sources, has_teachers
@@ -85,5 +85,5 @@ def _lacks(source: str, field: str) -> str:
     """The first row of a source without the column; empty if all rows have it, or the file cannot be read."""
     if source.startswith(("task:", "gym:")):
         return source
-    found = column_values(Path(source).expanduser(), field)
-    return found.missing[0] if found and found.missing else ""
+    scanned = (column_values(path, field) for path in tables.expand(source))
+    return next((found.missing[0] for found in scanned if found and found.missing), "")

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from tqppo import tables
 from tqppo.config.checks.registry import Context, check
 from tqppo.config.diagnostics import Diagnostic
 from tqppo.config.facts import data_sources, has_teachers, routes_rows
@@ -120,7 +121,13 @@ def _values_of(config: Config, source: str) -> Values | None:
         made = Values()
         made.add(name if by_source else None, source)
         return made
-    path = Path(source).expanduser()
+    scanned = [each for path in tables.expand(source) if (each := _values_in(config, path, by_source))]
+    for each in scanned[1:]:
+        scanned[0].merge(each)
+    return scanned[0] if scanned else None
+
+
+def _values_in(config: Config, path: Path, by_source: bool) -> Values | None:
     if not by_source:
         return column_values(path, config.distillation.route_by)
     is_default = config.data.source_key == "data_source"  # rows without that column have the file's name

@@ -1,7 +1,8 @@
-"""Warm-ups end within the run, and the checkpoints to keep are saved."""
+"""Warm-ups end within the run, checkpoints to keep are saved, validations have data, the run has a usable name."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from tqppo.config import facts
@@ -34,4 +35,31 @@ def kept_checkpoints_are_made(context: Context) -> Iterator[Diagnostic]:
             ("checkpoint.keep_every", "checkpoint.interval"),
             allowed="a multiple of checkpoint.interval",
             fix=f"set checkpoint.keep_every = {works}" if section.interval else "set checkpoint.interval",
+        )
+
+
+@check("validation.*", "data.train")
+def validations_have_data(context: Context) -> Iterator[Diagnostic]:
+    config = context.config
+    made = any(each.startswith(("task:", "gym:")) for each in facts.data_sources(config))
+    if config.validation.interval and not config.validation.data and not made:
+        yield context.report(
+            "W434",
+            f"nothing is validated every {config.validation.interval} steps: files have no held-out part of their own",
+            ("validation.interval", "validation.data"),
+            fix='set validation.data = "held_out.jsonl", or delete validation.interval',
+        )
+
+
+@check("run.name")
+def the_name_is_a_folder(context: Context) -> Iterator[Diagnostic]:
+    name = context.config.run.name
+    if name and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._+-]*", name):
+        plain = re.sub(r"[^A-Za-z0-9._+-]+", "-", name).strip("-.") or "mine"
+        yield context.report(
+            "E435",
+            f'"{name}" cannot be the name of a run: it names a folder below run.dir',
+            ("run.name",),
+            allowed="letters, digits and . _ + -, not beginning with . or -",
+            fix=f'set run.name = "{plain}"; another place for runs is run.dir',
         )

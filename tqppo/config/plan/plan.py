@@ -14,7 +14,7 @@ from tqppo.config.plan.memory import BYTES, size
 from tqppo.config.plan.roles import PlannedRole, planned_roles
 from tqppo.config.plan.storage import PlannedStage, planned_stages
 from tqppo.config.plan.teachers import PlannedDistillation, planned_distillation
-from tqppo.placement import Placement
+from tqppo.devices.placement import Placement
 
 if TYPE_CHECKING:
     from tqppo.config.compilation import Compilation

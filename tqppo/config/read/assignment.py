@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 from tqppo.config.diagnostics import Span
@@ -39,3 +40,4 @@ class SettingsLayer:
     source: str
     document: Document | None = None
     assignments: list[KeyAssignment] = field(default_factory=list)
+    folder: Path | None = None  # what the paths of a file are relative to; None: the current folder

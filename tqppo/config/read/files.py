@@ -9,7 +9,8 @@ from pathlib import Path
 from tqppo.config.diagnostics import Diagnostic, Span
 from tqppo.config.read.assignment import SettingsLayer, SourceKind
 from tqppo.config.read.nearest import did_you_mean, nearest
-from tqppo.config.read.presets import find_preset, list_presets
+from tqppo.config.read.paths import display
+from tqppo.config.read.presets import find_preset, is_built_in, list_presets
 from tqppo.config.read.spans import Document, parse
 
 MAX_BYTES = 1024 * 1024
@@ -43,7 +44,8 @@ class FileReader:
                 self._cycle((*chain, path, base), span)
             else:
                 self.file(base, kind, (*chain, path), span)
-        self.layers.append(SettingsLayer(kind, document.source, document))
+        folder = None if is_built_in(path) else path.parent
+        self.layers.append(SettingsLayer(kind, document.source, document, folder=folder))
 
     def _named(self, name: str, at: Span | None, child: Path | None) -> Path | None:
         """The path of a preset or file; one beside the file that extends it comes first."""
@@ -107,7 +109,11 @@ class FileReader:
         for problem in document.problems:
             message = f"not valid TOML: {problem.message[0].lower()}{problem.message[1:]}"
             fix = syntax_fix(problem.span)
-            self.problems.append(Diagnostic("error", "E006", message, problem.span, fix=fix))
+            notes: tuple[str, ...] = ()
+            if "overwrite a value" in problem.message and (first := first_place(document, problem.span)):
+                fix = "delete one of the two lines: a key is set once"
+                notes = (f"first set here: {first}: {first.text.strip()}",)
+            self.problems.append(Diagnostic("error", "E006", message, problem.span, fix=fix, notes=notes))
         if not document.values and not document.problems and document.too_deep is None:
             message = f"{document.source} sets nothing: it is empty, or holds only comments"
             self.problems.append(
@@ -157,6 +163,18 @@ class FileReader:
             return None
 
 
+def first_place(document: Document, again: Span) -> Span | None:
+    """Where the key of this line was set before, in the same table."""
+    key = again.text.partition("=")[0].strip()
+    for number in range(again.line - 1, 0, -1):
+        line = document.line(number)
+        if line.partition("=")[0].strip() == key and "=" in line:
+            return Span(document.source, number, len(line) - len(line.lstrip()) + 1, len(key), line)
+        if line.lstrip().startswith("["):
+            return None
+    return None
+
+
 def syntax_fix(span: Span) -> str:
     """A fix for the most common TOML mistakes; empty for others."""
     name, _, value = span.text.partition("=")
@@ -176,11 +194,3 @@ def syntax_fix(span: Span) -> str:
     if value[0].isalpha():
         return f'a string needs quotes: {name.strip()} = "{value}"'
     return ""
-
-
-def display(path: Path) -> str:
-    """The path relative to the current folder if it is inside it, otherwise unchanged."""
-    try:
-        return str(path.resolve().relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)

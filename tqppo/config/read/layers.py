@@ -8,7 +8,7 @@ from pathlib import Path
 from tqppo.config.diagnostics import Diagnostic
 from tqppo.config.read.assignment import SettingsLayer
 from tqppo.config.read.files import FileReader
-from tqppo.config.read.overrides import ENV_PREFIX, environment_layer, override_layer
+from tqppo.config.read.overrides import ENV_PREFIX, environment_layer, misspelt_variables, override_layer
 
 
 def read_layers(
@@ -23,4 +23,4 @@ def read_layers(
     if any(name.upper().startswith(ENV_PREFIX) for name in environ):
         reader.layers.append(environment_layer(environ))
     layer, problems = override_layer(overrides)
-    return [*reader.layers, layer], [*reader.problems, *problems]
+    return [*reader.layers, layer], [*reader.problems, *misspelt_variables(environ), *problems]

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from tqppo.config.diagnostics import Diagnostic, Span
 from tqppo.config.read.assignment import KeyAssignment, SettingsLayer
 from tqppo.config.read.spans import parse_key, parse_value
-from tqppo.config.schema import setting_of
+from tqppo.config.schema import setting_of, settings
 
 ENV_PREFIX = "TQPPO__"
 
@@ -85,6 +85,25 @@ def environment_layer(environ: Mapping[str, str]) -> SettingsLayer:
             value, unquoted = raw, raw
         layer.assignments.append(KeyAssignment(path, value, key_span, value_span, (), unquoted))
     return layer
+
+
+def misspelt_variables(environ: Mapping[str, str]) -> Iterator[Diagnostic]:
+    """Variables such as TQPPO_ACTOR_LR, which would set nothing: a setting's variable has two underscores."""
+    single = {name: name[len("TQPPO_") :].lower() for name in environ if _has_single_underscore(name)}
+    if not single:
+        return
+    keys = {key.replace(".", "_"): key for key in settings()}
+    for name in sorted(name for name, rest in single.items() if rest in keys):
+        key = keys[single[name]]
+        wanted = ENV_PREFIX + key.upper().replace(".", "__")
+        text = f"{name}={environ[name]}"
+        span = Span("environment", 1, 1, len(name), text)
+        message = f"the variable {name} sets nothing: names of settings have two underscores"
+        yield Diagnostic("warning", "W013", message, span, key, found=name, allowed=wanted, fix=f"write {wanted}")
+
+
+def _has_single_underscore(name: str) -> bool:
+    return name.upper().startswith("TQPPO_") and not name.upper().startswith(ENV_PREFIX)
 
 
 def _split_names(variables: Mapping[str, str]) -> Iterator[tuple[tuple[str, ...], str]]:

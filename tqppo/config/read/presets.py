@@ -34,6 +34,11 @@ def _built_in() -> Path:
     return Path(str(files("tqppo_presets")))
 
 
+def is_built_in(path: Path) -> bool:
+    """Whether a preset comes with tqppo."""
+    return path.parent.resolve() == _built_in().resolve()
+
+
 def list_presets(environ: Mapping[str, str] | None = None) -> list[PresetFile]:
     """Every preset that can be named, sorted by name, with bases (`base-…`) last."""
     found: dict[str, PresetFile] = {}

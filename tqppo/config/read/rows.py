@@ -1,6 +1,6 @@
 """Looks through data files for the columns that a config names, before anything starts. Imports no torch.
 
-Of parquet files only the column is read. Both kinds of files are read up to a limit.
+Of parquet files only the column is read. Files are read up to a limit.
 """
 
 from __future__ import annotations
@@ -9,6 +9,9 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from tqppo import tables
+from tqppo.errors import DataError
 
 MAX_SCANNED_BYTES = 64 * 1024 * 1024  # of each JSONL file: about a second
 MAX_SCANNED_ROWS = 2_000_000  # of each parquet file
@@ -70,11 +73,22 @@ def _scan(path: Path, column: str, value_of: Callable[[Mapping[str, object]], ob
         return None
     found = Values()
     try:
-        for where, row in _parquet(path, column, found) if path.suffix == ".parquet" else _jsonl(path, found):
+        for where, row in _rows(path, column, found):
             found.add(value_of(row), where)
-    except (OSError, ValueError):
+    except (OSError, ValueError, DataError):
         return None
     return found
+
+
+def _rows(path: Path, column: str, found: Values) -> Iterator[tuple[str, Mapping[str, object]]]:
+    if path.suffix == ".parquet":
+        yield from _parquet(path, column, found)
+    elif path.suffix in (".jsonl", ".ndjson"):
+        yield from _jsonl(path, found)
+    elif path.stat().st_size > MAX_SCANNED_BYTES:
+        found.is_whole = False
+    else:
+        yield from tables.read(path)
 
 
 def _jsonl(path: Path, found: Values) -> Iterator[tuple[str, Mapping[str, object]]]:

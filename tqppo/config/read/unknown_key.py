@@ -68,6 +68,8 @@ def _misspelt(one: KeyAssignment) -> UnknownKey:
         fix = f"did you mean {prefix}{close[0]}?"
     else:
         fix = f"did you mean {' or '.join(elsewhere)}?" if elsewhere else "see `tqppo schema`, or delete it"
+    if not at_top and isinstance(one.value, dict) and not close:
+        fix = f"sections have no tables inside: write its keys below [{one.path[0]}]"
     what = "section" if at_top and (rest or isinstance(one.value, dict)) else "key"
     key, allowed = f"{prefix}{wrong}", ", ".join(sorted(siblings))
     problem = _problem("E101", f"unknown {what} {key}", one, key, key, allowed=allowed, fix=fix)

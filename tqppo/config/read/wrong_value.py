@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _RANGE_FIXES: dict[str, Callable[[ErrorDetails], str]] = {
     "greater_than_equal": lambda error: f"write {error['ctx']['ge']} or more",
     "greater_than": lambda error: f"write a number above {error['ctx']['gt']:g}",
-    "less_than_equal": lambda error: f"write {error['ctx']['le']:g} or less",
+    "less_than_equal": lambda error: f"write {error['ctx']['le']:.10g} or less",
     "less_than": lambda error: f"write a number below {error['ctx']['lt']:g}",
     "finite_number": lambda error: "write a finite number",
 }

@@ -6,16 +6,27 @@ import json
 from collections.abc import Iterator
 
 from tqppo.config.compilation import Compilation
+from tqppo.config.read.paths import absolute
 from tqppo.config.sections import Config
 from tqppo.config.values import toml_value
 
 
 def resolved_toml(config: Config) -> str:
-    """Every value, defaults included: valid TOML that compiles to the same config on its own."""
+    """Every value, defaults included: valid TOML that compiles to the same config on its own, from every folder."""
     import tomli_w
 
     head = "# Every value of a run, defaults included. To run it again: tqppo train --config THIS_FILE\n\n"
-    return head + tomli_w.dumps(config.model_dump(mode="python"))
+    return head + tomli_w.dumps(_with_full_paths((), config.model_dump(mode="python")))
+
+
+def _with_full_paths(path: tuple[str, ...], table: dict[str, object]) -> dict[str, object]:
+    depth = 3 if path[:1] == ("teachers",) else 2
+    return {
+        name: _with_full_paths((*path, name), value)
+        if isinstance(value, dict) and len(path) + 1 < depth
+        else absolute((*path, name), value)
+        for name, value in table.items()
+    }
 
 
 def origins_json(compilation: Compilation) -> str:

@@ -13,11 +13,11 @@ import ray
 
 from tqppo import plugins
 from tqppo.errors import QueueError
+from tqppo.processes.ray_calls import this_node
 from tqppo.queue.index.index import Index
 from tqppo.queue.link.calls import GRACE_S, Heartbeat, Pending, RayReply, run
 from tqppo.queue.link.wire import INDEX, Disconnected, NotJson, SocketClient, SocketServer
 from tqppo.queue.storage import Locator, Storage, StorageSpec
-from tqppo.ray_calls import this_node
 
 
 class Service:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from tqppo.builtin import AnswerScope, OnToolError, check_agent_arguments
 from tqppo.data.prompts import Prompt
 from tqppo.errors import ConfigError, DataError, PreflightError
-from tqppo.process_pool import ProcessPool
+from tqppo.processes.pool import ProcessPool
 from tqppo.rollout.chat import Conversation
 from tqppo.rollout.loops.base import AgentLoop
 from tqppo.rollout.session import Session

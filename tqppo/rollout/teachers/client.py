@@ -17,7 +17,7 @@ from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
 
 from tqppo.data.prompts import Prompt
 from tqppo.errors import DataError, EngineError, QueueError, TqppoError
-from tqppo.ray_calls import call
+from tqppo.processes.ray_calls import call
 from tqppo.rollout.teachers.figures import RolloutReport, TeacherFigures
 from tqppo.rollout.teachers.worker import RowsToScore, TeacherWorker
 

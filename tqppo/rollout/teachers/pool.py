@@ -13,12 +13,12 @@ from typing import Any
 import ray
 from ray.actor import ActorProxy
 
+from tqppo.devices.seats import Seat
 from tqppo.errors import CheckpointError, EngineError, PreflightError
+from tqppo.processes.ray_calls import call, close_all, results
 from tqppo.queue.client import Queue
-from tqppo.ray_calls import call, close_all, results
 from tqppo.rollout.teachers.client import TeacherRoute, TeacherRoutes
 from tqppo.rollout.teachers.worker import ReadyTeacher, TeacherSpec, TeacherWorker
-from tqppo.seats import Seat
 
 START_GRACE_S = 60.0  # for Ray to start a process, on top of the engine's own deadline
 CLOSE_TIMEOUT_S = 30.0

@@ -19,10 +19,10 @@ import ray
 import torch
 
 from tqppo import plugins
+from tqppo.processes.ray_calls import this_node
 from tqppo.protocols import EngineSpec, RolloutEngine, Scores
 from tqppo.queue.client import Queue
 from tqppo.queue.meta import BatchMeta, Jagged
-from tqppo.ray_calls import this_node
 from tqppo.rollout.teachers.cache import ScoreCache, request_key
 from tqppo.rollout.teachers.fingerprint import model_fingerprint
 

@@ -10,7 +10,7 @@ from time import perf_counter
 from typing import cast
 
 from tqppo import plugins
-from tqppo.process_pool import ProcessPool, ProcessSpec, SampleFailed
+from tqppo.processes.pool import ProcessPool, ProcessSpec, SampleFailed
 from tqppo.rollout.tools.calls import ToolCall
 from tqppo.rollout.tools.schema import Tool, WrongArguments
 

@@ -1,4 +1,4 @@
-"""The process that runs tools: `python -m tqppo.rollout.tools.process`, started by `process_pool`.
+"""The process that runs tools: `python -m tqppo.rollout.tools.process`, started by `processes.pool`.
 
 Each call runs in a child of its own, so that a tool may crash, hang, allocate or print what it likes. When the call has
 its result or its deadline is over, everything that it started is killed: this process adopts orphans, so that a child
@@ -25,7 +25,7 @@ from typing import BinaryIO
 
 from tqppo import plugins
 from tqppo.errors import ConfigError
-from tqppo.lifeline import PR_SET_PDEATHSIG, adopt_orphans, descendants
+from tqppo.processes.lifeline import PR_SET_PDEATHSIG, adopt_orphans, descendants
 from tqppo.rewards.process import describe, send
 from tqppo.rollout.tools.schema import function_schema
 

@@ -16,15 +16,15 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError
 from torch import Tensor
 
-from tqppo import ray_calls
 from tqppo.algorithms import balance
 from tqppo.algorithms.padding import mini_batches
+from tqppo.devices.seats import Seat
+from tqppo.devices.turns import Turn
 from tqppo.errors import DeadlineExceeded, TqppoError, WorkerError
+from tqppo.processes import ray_calls
 from tqppo.protocols import Metrics
 from tqppo.queue.client import Queue
 from tqppo.queue.meta import BatchMeta
-from tqppo.seats import Seat
-from tqppo.turns import Turn
 from tqppo.workers.compute.worker import Worker
 from tqppo.workers.process.bridge import Columns
 from tqppo.workers.process.rank_process import RankProcess, RankSpec

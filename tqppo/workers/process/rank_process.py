@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 
-from tqppo.device_memory import out_of_memory
+from tqppo.devices.memory import out_of_memory
 from tqppo.errors import PreflightError
 from tqppo.protocols import Metrics
 from tqppo.queue.client import Queue

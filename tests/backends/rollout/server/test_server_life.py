@@ -18,7 +18,7 @@ import pytest
 
 from tests.backends.rollout.server.small_engine import PYTHON, SmallApi, SmallEngine
 from tqppo.errors import EngineError
-from tqppo.lifeline import descendants
+from tqppo.processes.lifeline import descendants
 from tqppo.protocols import EngineSpec, Request, Sampling, WeightSource
 
 HOST = """
