@@ -21,6 +21,7 @@ from rich.text import Text
 
 from tqppo import space
 from tqppo.display.charts import ASCII_BLOCKS, BLOCKS, duration, number, sparkline
+from tqppo.display.console import SafeConsole
 from tqppo.display.panel import panel
 from tqppo.display.progress import Progress, Validated
 
@@ -47,7 +48,7 @@ class Display:
     def __init__(
         self, title: str, *, subtitle: str = "", max_steps: int = 0, quiet: bool = False, console: Console | None = None
     ) -> None:
-        self.console = console or Console(highlight=False)
+        self.console = console or SafeConsole(highlight=False)
         self.progress = Progress(title=title, subtitle=subtitle, max_steps=max_steps)
         self._quiet = quiet
         self._is_live = self.console.is_terminal and not self.console.is_dumb_terminal and not quiet
