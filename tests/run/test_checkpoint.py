@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tqppo.errors import CheckpointError, LockLost, OutOfSpace
-from tqppo.run.checkpoint import CheckpointStore, find_run, open_checkpoint
+from tqppo.run.checkpoint import Checkpoint, CheckpointStore, find_run, open_checkpoint
 
 
 def save_some_weights(folder: Path) -> None:
@@ -322,6 +322,28 @@ def test_a_checkpoint_that_was_set_aside_goes_once_its_step_is_there_again(tmp_p
     assert [path.name for path in store.folder.glob(".later*")] == [".later-step_000006"]
 
 
+def test_a_kill_while_later_checkpoints_are_hidden_leaves_no_gap(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = CheckpointStore(tmp_path / "checkpoints", keep_last=9)
+    for step in (1, 2, 3):
+        store.write(step, lambda path: None, {})
+    rename = Path.rename
+
+    def killed_after_one(path: Path, to: Path) -> Path:
+        if list(store.folder.glob(".later-*")):
+            raise KeyboardInterrupt
+        return rename(path, to)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", killed_after_one)
+        with pytest.raises(KeyboardInterrupt):
+            store.set_later_aside(1)
+    assert store.newest().step == 2
+    store.write(3, lambda path: None, {})
+    assert not list(store.folder.glob(".later-*"))
+
+
 def test_a_damaged_later_checkpoint_does_not_count_among_those_to_keep(tmp_path: Path) -> None:
     store = a_store(tmp_path, keep_last=1)
     store.write(6, save_some_weights, {})
@@ -410,3 +432,10 @@ def test_a_run_without_its_config_is_named(tmp_path: Path) -> None:
     for path in ("mine", str(step)):
         with pytest.raises(CheckpointError, match=f"{re.escape(str(config))} is missing"):
             find_run(path, tmp_path / "runs")
+
+
+@pytest.mark.parametrize("text", ["[1]", "null", "", "{", "[" * 1000])
+def test_a_driver_s_state_that_is_no_table_is_refused_whatever_its_hash_says(tmp_path: Path, text: str) -> None:
+    (tmp_path / "driver.json").write_text(text)
+    with pytest.raises(CheckpointError, match=r"driver\.json (is corrupt|cannot be read)"):
+        Checkpoint(tmp_path, 3).driver_state()

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tqppo.errors import PreflightError, UsageError
 from tqppo.run.folder import RunFolder, new_run
+
+
+def make_export(run: RunFolder, content: str) -> None:
+    run.exported.partial.mkdir(parents=True)
+    (run.exported.partial / "config.json").write_text(content)
 
 
 def trained(folder: Path) -> RunFolder:
@@ -27,7 +32,7 @@ def test_a_taken_name_is_refused_with_the_way_to_go_on(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"with 2 steps\. Go on with it: `tqppo resume mine`; replace it: --overwrite"):
         new_run(tmp_path, "mine", preset="", model="tiny")
     make_export(run, "2")
-    run.replace_export(2)
+    run.exported.replace(2)
     with pytest.raises(UsageError, match="Train it longer: `tqppo resume mine --max-steps 4`"):
         new_run(tmp_path, "mine", preset="", model="tiny")
 
@@ -52,84 +57,58 @@ def test_overwriting_removes_a_run_but_never_another_folder(tmp_path: Path) -> N
         new_run(tmp_path, "data", preset="", model="tiny", overwrite=True)
 
 
+def test_an_exported_model_holds_the_name_even_without_metrics_and_checkpoints(tmp_path: Path) -> None:
+    run = trained(tmp_path)
+    make_export(run, "2")
+    run.exported.replace(2)
+    run.metrics.unlink()
+    shutil.rmtree(run.checkpoints)
+    for message in ("with 2 steps", "with 0 steps"):
+        with pytest.raises(UsageError, match=message):
+            new_run(tmp_path, "mine", preset="", model="tiny")
+        (run.export.parent / ".step").unlink(missing_ok=True)
+
+
+def test_a_run_that_is_removed_halfway_is_still_known_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its config goes last."""
+    run = trained(tmp_path)
+    for name in "abcdefgh":
+        (run.path / name).write_text("")
+
+    def killed_at_the_config(path: Path) -> None:
+        if path == run.config:
+            raise KeyboardInterrupt
+        os.unlink(path)
+
+    monkeypatch.setattr(Path, "unlink", killed_at_the_config)
+    with pytest.raises(KeyboardInterrupt):
+        run.clear()
+    assert list(run.path.iterdir()) == [run.config]
+
+
+def test_folders_that_only_look_like_checkpoints_are_no_steps(tmp_path: Path) -> None:
+    run = new_run(tmp_path, "mine", preset="", model="tiny")
+    run.config.write_text("")
+    (run.checkpoints / "step_of_mine").mkdir(parents=True)
+    assert (run.trained_steps, run.is_saved) == (0, False)
+
+
+@pytest.mark.parametrize("name", ["../../x", "..", "a/b", "/tmp/x", "\x1b[2J", "a\0b", "-x", ".x", "a\n"])
+def test_a_name_that_leaves_the_folder_or_cannot_be_printed_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UsageError, match="cannot be the name of a run") as refused:
+        new_run(tmp_path / "runs", name, preset="", model="tiny")
+    assert "\x1b" not in str(refused.value)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_the_name_of_an_unnamed_run_is_plain_whatever_its_preset_and_model_are_called(tmp_path: Path) -> None:
+    run = new_run(tmp_path, "", preset="../\x1b[2J", model="a/..\x1bb")
+    assert re.fullmatch(r"2j-b-[0-9]{4}-[0-9]{6}", run.name)
+
+
 def test_a_folder_that_cannot_be_made_is_explained(tmp_path: Path) -> None:
     with pytest.raises(PreflightError, match="cannot be made: File name too long"):
         new_run(tmp_path, "x" * 300, preset="", model="tiny")
-
-
-def make_export(run: RunFolder, content: str) -> None:
-    run.partial_export.mkdir(parents=True)
-    (run.partial_export / "config.json").write_text(content)
-
-
-def nothing_yet(run: RunFolder) -> None:
-    """Killed while the new export was made, or synced."""
-
-
-def note_is_gone(run: RunFolder) -> None:
-    (run.export.parent / ".step").unlink()
-
-
-def old_one_is_away(run: RunFolder) -> None:
-    note_is_gone(run)
-    run.export.rename(run.export.with_name(".before-hf"))
-
-
-def new_one_is_there(run: RunFolder) -> None:
-    old_one_is_away(run)
-    run.partial_export.rename(run.export)
-
-
-@pytest.mark.parametrize(
-    ("killed", "left"), [(nothing_yet, "3"), (note_is_gone, "3"), (old_one_is_away, "3"), (new_one_is_there, "6")]
-)
-def test_an_export_that_is_cut_short_is_never_taken_for_another_step(
-    tmp_path: Path, killed: Callable[[RunFolder], None], left: str
-) -> None:
-    """However far a kill let it come: one export is whole, and that of step 6 is not taken for made."""
-    run = new_run(tmp_path, "mine", preset="", model="tiny")
-    make_export(run, "3")
-    run.replace_export(3)
-    make_export(run, "6")
-    killed(run)
-    assert run.exported_step in (None, 3)
-    run.remove_partial_export()
-    assert (run.export / "config.json").read_text() == left
-    assert [path.name for path in run.export.parent.iterdir() if path.name != ".step"] == ["hf"]
-
-
-def test_an_export_is_on_the_disk_before_its_step_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = new_run(tmp_path, "mine", preset="", model="tiny")
-    make_export(run, "3")
-    synced, fsync = list[str](), os.fsync
-
-    def note(descriptor: int) -> None:
-        synced.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
-        fsync(descriptor)
-
-    monkeypatch.setattr(os, "fsync", note)
-    run.replace_export(3)
-    assert synced[:2] == ["config.json", ".partial-hf"]
-    assert synced[2] == "..step.draft"
-
-
-def test_an_export_that_is_gone_is_of_no_step(tmp_path: Path) -> None:
-    run = new_run(tmp_path, "mine", preset="", model="tiny")
-    make_export(run, "3")
-    run.replace_export(3)
-    shutil.rmtree(run.export)
-    assert run.exported_step is None
-
-
-def test_an_export_replaces_the_one_before_and_its_step_is_known(tmp_path: Path) -> None:
-    run = new_run(tmp_path, "mine", preset="", model="tiny")
-    assert run.exported_step is None
-    for step in (3, 6):
-        make_export(run, str(step))
-        run.replace_export(step)
-        assert run.exported_step == step
-        assert (run.export / "config.json").read_text() == str(step)
-    assert sorted(path.name for path in run.export.parent.iterdir()) == [".step", "hf"]
 
 
 def test_an_unnamed_run_is_called_after_preset_and_model(tmp_path: Path) -> None:

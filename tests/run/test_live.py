@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from disks import files_of_at_most
 
 from tqppo.data.prompts import Prompt
-from tqppo.errors import OutOfSpace
+from tqppo.errors import CheckpointError, OutOfSpace
 from tqppo.protocols import Sampling
 from tqppo.queue.client import Queue
 from tqppo.rollout.assignment import Assignment
@@ -116,3 +117,18 @@ def test_a_save_without_room_is_said_and_not_raised_so_that_the_worker_lives_on(
     assert save_learner(learner, str(tmp_path / "first")) == ""
     with files_of_at_most(100):
         assert f"{tmp_path / 'second'} has no room for" in save_learner(learner, str(tmp_path / "second"))
+
+
+class Resting:
+    """A sampler that takes any state."""
+
+    def restore(self, state: Any) -> None:
+        if not state["epoch"] >= 0:
+            raise AssertionError("unreachable")
+
+
+@pytest.mark.parametrize("state", [{}, {"data": {}}, {"data": None}, {"data": {"epoch": "x"}}, {"data": {"epoch": 1}}])
+def test_a_driver_s_state_that_no_run_saves_is_an_error_of_the_checkpoint(state: dict[str, Any]) -> None:
+    parts: Any = SimpleNamespace(sampler=Resting(), stages=SimpleNamespace(advantages=SimpleNamespace(controller=None)))
+    with pytest.raises(CheckpointError, match=r"driver\.json of the checkpoint is not what a run saves"):
+        LiveRun._restore_driver(parts, state)

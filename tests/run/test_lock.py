@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -18,7 +20,7 @@ from disks import files_of_at_most
 
 from tqppo.errors import LockLost, OutOfSpace, PreflightError
 from tqppo.run import lock as lock_module
-from tqppo.run.lock import RunLock
+from tqppo.run.lock import RunLock, is_held
 
 HOLD = """
 import sys, time
@@ -327,3 +329,73 @@ def test_of_several_machines_that_start_at_once_one_goes_on(tmp_path: Path) -> N
     finally:
         for machine in machines:
             machine.end()
+
+
+def test_a_signal_that_cuts_a_check_short_does_not_keep_the_process_from_ending(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The exception of a signal may leave the check's own lock taken."""
+    monkeypatch.setattr(lock_module, "JOIN_S", 0.5)
+    with RunLock(tmp_path, renew_s=0.01) as lock:
+        lock._checking.acquire()
+        time.sleep(0.1)  # until the thread that renews the lease waits for it
+        lock.check()
+    lock._checking.release()
+    assert (tmp_path / ".lock").read_text() == ""
+
+
+def test_looking_at_a_lock_leaves_it_as_it_is(holder: subprocess.Popen[str], tmp_path: Path) -> None:
+    before = (tmp_path / ".lock").read_bytes()
+    assert is_held(tmp_path)
+    assert (tmp_path / ".lock").read_bytes() == before
+    holder.kill()
+    holder.wait()
+    assert not is_held(tmp_path)
+    assert (tmp_path / ".lock").read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+
+
+def test_a_run_on_another_machine_is_held_while_its_lease_is_fresh_and_looking_does_not_end_it(tmp_path: Path) -> None:
+    for age_s, held in ((5, True), (120, False)):
+        of_another_machine(tmp_path, age_s=age_s)
+        before = (tmp_path / ".lock").stat()
+        assert is_held(tmp_path) is held
+        after = (tmp_path / ".lock").stat()
+        assert (after.st_size, after.st_mtime) == (before.st_size, before.st_mtime)
+
+
+def test_a_folder_without_a_lock_file_or_with_nonsense_in_it_is_not_held(tmp_path: Path) -> None:
+    assert not is_held(tmp_path)
+    for nonsense in (b"", b"[" * 4000, b'{"pid": 1e999}', b"\xff"):
+        (tmp_path / ".lock").write_bytes(nonsense)
+        assert not is_held(tmp_path)
+        with RunLock(tmp_path):
+            assert is_held(tmp_path)
+    (tmp_path / ".lock").unlink()
+    os.mkfifo(tmp_path / ".lock")
+    assert not is_held(tmp_path)
+
+
+def test_a_process_that_only_looks_does_not_keep_another_from_starting(tmp_path: Path) -> None:
+    looks = list[int]()
+
+    def looked_at(descriptor: int, kind: int) -> None:
+        """Another process looks at the first try."""
+        looks.append(kind)
+        if len(looks) == 1:
+            raise BlockingIOError
+        fcntl.flock(descriptor, kind)
+
+    with RunLock(tmp_path, flock=looked_at):
+        assert len(looks) == 2
+
+
+def test_a_run_that_is_deleted_at_the_moment_that_it_is_locked_is_an_error_in_words(tmp_path: Path) -> None:
+    run = tmp_path / "mine"
+    run.mkdir()
+
+    def deleted(descriptor: int, kind: int) -> None:
+        shutil.rmtree(run)
+
+    with pytest.raises(PreflightError, match="was deleted by another process"), RunLock(run, flock=deleted):
+        pass

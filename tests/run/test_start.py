@@ -133,3 +133,29 @@ def test_a_second_resume_is_refused_before_it_reads_or_writes_anything(
             start.resume(path, [], fork="other")
     assert not (folder.path / "logs").exists()
     assert not (folder.path.parent / "other").exists()
+
+
+def test_a_fork_does_not_replace_a_run_that_trained_under_its_name_meanwhile(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process makes the same fork, trains and ends, before this one has the lock."""
+    CheckpointStore(folder.checkpoints, run_files=folder.files_of_resume).write(3, lambda path: None, {})
+    other = RunFolder(folder.path.parent / "other")
+
+    def another_was_faster(path: Path) -> RunLock:
+        if path == other.path:
+            other.config.write_text("")
+            other.metrics.write_text('{"step": 1}\n')
+        return RunLock(path)
+
+    monkeypatch.setattr(start, "RunLock", another_was_faster)
+    with pytest.raises(UsageError, match="there is a run at"):
+        start.resume(str(folder.path), [], fork="other")
+    assert other.metrics.read_text() == '{"step": 1}\n'
+
+
+@pytest.mark.parametrize("name", ["../../elsewhere", "\x1b[2J", "a/b"])
+def test_a_fork_stays_among_the_runs(folder: RunFolder, name: str) -> None:
+    CheckpointStore(folder.checkpoints, run_files=folder.files_of_resume).write(3, lambda path: None, {})
+    with pytest.raises(UsageError, match="cannot be the name of a run"):
+        start.resume(str(folder.path), [], fork=name)

@@ -99,7 +99,7 @@ class Attempt:
         with suppress(LockLost):  # then the folder belongs to another process
             self.lock.check()
             self.store.remove_partial()
-            self.folder.remove_partial_export()
+            self.folder.exported.remove_partial()
             self.events.write("end", exit_code=code)
             with suppress(OutOfSpace):  # the user knows; there may be room now that nothing partial is left
                 self.metrics.flush()
@@ -238,10 +238,10 @@ class Attempt:
             return
         with self.display.stage("exporting the model"):
             self.lock.check()
-            self.folder.remove_partial_export()
+            self.folder.exported.remove_partial()
             try:
-                run.export(self.folder.partial_export)
-                self.folder.replace_export(max(self.start, self.config.run.max_steps))
+                run.export(self.folder.exported.partial)
+                self.folder.exported.replace(max(self.start, self.config.run.max_steps))
             except OutOfSpace as error:
                 again = f"; `tqppo resume --checkpoint {self.folder.name}` exports it once there is room"
                 raise OutOfSpace(

@@ -23,6 +23,7 @@ from typing import Any
 
 from tqppo import space
 from tqppo.errors import CheckpointError, TqppoError
+from tqppo.untrusted import read_json
 
 FORMAT = 2
 MANIFEST = "MANIFEST.json"
@@ -30,6 +31,7 @@ DRIVER = "driver.json"
 PREFIX = "step_"
 CONFIG = "config.resolved.toml"
 PARTIAL, LATER = f".partial-{PREFIX}", f".later-{PREFIX}"
+MAX_MANIFEST_BYTES = 1 << 26
 SMALL_FILES_BYTES = 1 << 20  # what a checkpoint takes besides tensors, at most
 
 
@@ -41,7 +43,13 @@ class Checkpoint:
     step: int
 
     def driver_state(self) -> dict[str, Any]:
-        state: dict[str, Any] = json.loads((self.folder / DRIVER).read_text())
+        """The driver's own state; `CheckpointError` if it is none, whatever its hash says."""
+        try:
+            state = read_json(self.folder / DRIVER, MAX_MANIFEST_BYTES)
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{self.folder / DRIVER} cannot be read: {error}") from None
+        if not isinstance(state, dict):
+            raise CheckpointError(f"{self.folder / DRIVER} is corrupt: it is not a table")
         return state
 
 
@@ -147,10 +155,11 @@ class CheckpointStore:
     def set_later_aside(self, step: int) -> list[int]:
         """Hide the checkpoints after `step`, from where the run goes on: a later resume must not jump to them.
 
-        They are deleted once the run has saved their step again. Returns their steps.
+        They are deleted once the run has saved their step again. Returns their steps. The last one is hidden first: a
+        kill in between leaves no step that is hidden before one that is not.
         """
         later = [each for each in self.steps() if each > step]
-        for each in later:
+        for each in reversed(later):
             self._discard(self._later(each))
             self._path(each).rename(self._later(each))
         if later:
@@ -159,7 +168,7 @@ class CheckpointStore:
 
     def steps(self) -> list[int]:
         """Steps that have a folder, oldest first; whether they are complete is for `open_checkpoint` to say."""
-        return sorted(_step_of(path) for path in self.folder.glob(f"{PREFIX}*") if _is_step(path))
+        return saved_steps(self.folder)
 
     def newest(self, warn: Callable[[str], None] = lambda message: None) -> Checkpoint:
         """The newest complete checkpoint; later ones that are damaged are named to `warn` and passed over.
@@ -204,6 +213,11 @@ class CheckpointStore:
                 self._discard(later)
 
 
+def saved_steps(folder: Path) -> list[int]:
+    """Steps that have a checkpoint's folder, oldest first."""
+    return sorted(_step_of(path) for path in folder.glob(f"{PREFIX}*") if _is_step(path))
+
+
 class NewerFormat(CheckpointError):
     """The checkpoint was written by a later version of tqppo."""
 
@@ -243,7 +257,7 @@ def _manifest(folder: Path) -> Manifest:
     if not path.is_file():
         raise CheckpointError(f"{path} is missing: this checkpoint is partial")
     try:
-        read = json.loads(path.read_bytes())
+        read: Any = read_json(path, MAX_MANIFEST_BYTES)
         version = _whole_number(read["format"])
         if version > FORMAT:
             raise NewerFormat(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tqppo.data.prompts import Prompt, Sampler
-from tqppo.errors import OutOfSpace
+from tqppo.errors import CheckpointError, OutOfSpace
 from tqppo.metrics import validation
 from tqppo.protocols import Metrics
 from tqppo.queue.client import Queue
@@ -116,11 +116,18 @@ class LiveRun:
         if self.critic is not None:
             self.critic.call(Learner.load, str((folder / "critic").resolve()))
         self.queue.restore(folder / "queue")
-        self.sampler.restore(driver_state["data"])
-        advantages = self.stages.advantages
-        advantages.controller = replace(advantages.controller, coef=driver_state["kl_coef"])
+        self._restore_driver(driver_state)
         self.stages.rollout.load_weights(self.stages.actor.publish(step))
         self.clock.take()
+
+    def _restore_driver(self, state: dict[str, Any]) -> None:
+        advantages = self.stages.advantages
+        try:
+            self.sampler.restore(state["data"])
+            advantages.controller = replace(advantages.controller, coef=float(state["kl_coef"]))
+        except (KeyError, TypeError, ValueError) as error:
+            why = f"{type(error).__name__}: {error}"
+            raise CheckpointError(f"driver.json of the checkpoint is not what a run saves: {why}") from None
 
     def driver_state(self) -> dict[str, Any]:
         state = {"data": self.sampler.state(), "kl_coef": self.stages.advantages.controller.coef}

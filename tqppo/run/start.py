@@ -103,6 +103,7 @@ def resume(
         changed = changed_results(folder, changes)
         forked = new_run(folder.path.parent, fork, preset="", model="")
         with RunLock(forked.path) as lock:
+            forked.refuse_if_taken(overwrite=False)  # another process may have trained here meanwhile
             forked.clear()
             if changed:
                 compilation = _branched(folder, forked, found, changes)
@@ -158,10 +159,10 @@ def _checkpoint_of(folder: RunFolder, wanted: Path | None, warn: Callable[[str],
 def _go_on(attempt: Attempt) -> int:
     config, folder, found = attempt.config, attempt.folder, attempt.checkpoint
     assert found is not None, "a run goes on from a checkpoint"
-    is_exported = not config.checkpoint.export or folder.exported_step == found.step
+    is_exported = not config.checkpoint.export or folder.exported.step == found.step
     if found.step >= config.run.max_steps and is_exported:
         _store(folder).remove_partial()  # a process that was killed may have left something
-        folder.remove_partial_export()
+        folder.exported.remove_partial()
         Display(folder.name, quiet=attempt.verbosity < 0).note(
             f"{folder.path} is complete: step {found.step} of {config.run.max_steps} is done, nothing was trained. "
             f"To go on: tqppo resume --checkpoint {folder.name} --max-steps {found.step * 2}"
