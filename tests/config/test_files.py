@@ -128,7 +128,7 @@ def test_a_file_with_thousands_of_mistakes_is_given_up_on(folder: Path) -> None:
 @pytest.mark.timeout(60)
 def test_places_in_a_long_line_are_those_of_its_characters(folder: Path) -> None:
     names = [f"ä{number}" for number in range(20_000)]
-    (folder / "x.toml").write_text(f"[data]\ntrain = {[*names[:-1], 7]}\n".replace("'", '"'))
+    (folder / "x.toml").write_text(f"[model]\nlora_targets = {[*names[:-1], 7]}\n".replace("'", '"'))
     found = only_problem("x.toml")
     assert (found.code, found.span and found.span.line) == ("E103", 2)
     assert found.span is not None
