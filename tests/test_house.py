@@ -229,7 +229,11 @@ COMMANDS = {
 }
 
 # Files for the interpreters of vLLM and SGLang, which ours cannot import: tests with the genuine engines run them.
-FOR_OTHER_INTERPRETERS = ("backends.rollout.sglang_cpu", "backends.rollout.vllm_guard")
+FOR_OTHER_INTERPRETERS = (
+    "backends.rollout.sglang_cpu",
+    "backends.rollout.sglang_guard",
+    "backends.rollout.vllm_guard",
+)
 
 
 def mirrored_folder(module: Module) -> Path:

@@ -21,7 +21,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 def allocate(path: Path, num_bytes: int) -> None:
     """Create or resize a file with room for all its bytes; a file of this size keeps its pages."""
-    with open(path, "r+b" if path.exists() else "w+b") as file, explained(path.parent, num_bytes):
+    with explained(path.parent, num_bytes), open(path, "r+b" if path.exists() else "w+b") as file:
         before = os.fstat(file.fileno()).st_size
         try:
             file.truncate(num_bytes)
@@ -45,7 +45,8 @@ def explained(folder: Path, num_bytes: int) -> Iterator[None]:
 
 def out_of_space(folder: Path, num_bytes: int, error: OSError) -> OutOfSpace:
     """The error to raise for one of a full file system; `num_bytes` is 0 if it is not known how many were to come."""
-    free, wanted = shutil.disk_usage(folder).free, f"{num_bytes} bytes" if num_bytes else "more"
+    free = shutil.disk_usage(next(each for each in (folder, *folder.absolute().parents) if each.exists())).free
+    wanted = f"{num_bytes} bytes" if num_bytes else "more"
     return OutOfSpace(
         f"{folder} has no room for {wanted}: {error.strerror}; {free} bytes are free there. "
         "Free some, enlarge it (a container's /dev/shm: --shm-size), or train a smaller model"
@@ -79,7 +80,7 @@ def append_line(path: Path, line: bytes) -> None:
     If the file ends within a line, because a process was killed as it wrote, the new line does not join that one.
     """
     data = line if _ends_with_newline(path) else b"\n" + line
-    with path.open("ab", buffering=0) as file, explained(path.parent, len(data)):
+    with explained(path.parent, len(data)), path.open("ab", buffering=0) as file:
         size, left = os.fstat(file.fileno()).st_size, memoryview(data)
         try:
             while left:
@@ -107,11 +108,11 @@ def write_whole(path: Path, data: bytes) -> None:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-        except OSError:
+            draft.replace(path)
+            sync(path.parent)
+        except BaseException:  # a signal may end the run here
             draft.unlink(missing_ok=True)
             raise
-    draft.replace(path)
-    sync(path.parent)
 
 
 def sync(path: Path) -> None:
@@ -121,3 +122,9 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def sync_tree(folder: Path) -> None:
+    """Return once a folder and everything in it is on the disk."""
+    for path in [*folder.rglob("*"), folder]:
+        sync(path)

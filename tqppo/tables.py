@@ -8,23 +8,26 @@ from __future__ import annotations
 import csv
 import glob
 import io
-import json
+import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from tqppo.builtin import DATA_FILES
 from tqppo.errors import DataError
+from tqppo.untrusted import parse_json
 
+SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # half of a character beyond the first 65536, as JSON writes it
 FileRow = dict[str, object]  # one row as the file has it; JSON values
 Placed = tuple[str, FileRow]  # a row and its place, such as `train.jsonl:12`
 
 
 def expand(source: str) -> list[Path]:
     """The files that a path or a pattern (`data/*.jsonl`) stands for, in the order of their names; perhaps none."""
-    path = Path(source).expanduser()
-    if path.is_file() or not is_pattern(source):
-        return [path] if path.is_file() else []
-    return [Path(each) for each in sorted(glob.glob(str(path), recursive=True)) if Path(each).is_file()]
+    path = Path(os.path.expanduser(source))
+    if os.path.isfile(path) or not is_pattern(source):
+        return [path] if os.path.isfile(path) else []
+    return [Path(each) for each in sorted(glob.glob(str(path), recursive=True)) if os.path.isfile(each)]
 
 
 def is_pattern(source: str) -> bool:
@@ -44,15 +47,16 @@ def read(path: Path) -> list[Placed]:
 
 
 def _jsonl(path: Path, data: bytes) -> Iterator[Placed]:
+    has_halves = SURROGATE.search(data) is not None
     for number, line in enumerate(data.split(b"\n"), 1):
         if line.strip():
             where = f"{path}:{number}"
-            yield where, _columns(_parsed(line, where), where)
+            yield where, _columns(_parsed(line, where), where, may_hold_halves=has_halves)
 
 
 def _json(path: Path, data: bytes) -> Iterator[Placed]:
     """One list of rows. A file that has them under a name, such as `{"data": [...]}`, is read as well."""
-    value = _parsed(data, str(path)) if data.strip() else []
+    value, has_halves = _parsed(data, str(path)) if data.strip() else [], SURROGATE.search(data) is not None
     if isinstance(value, Mapping):
         lists = [each for each in value.values() if isinstance(each, list)]
         value = lists[0] if len(lists) == 1 else value
@@ -60,7 +64,7 @@ def _json(path: Path, data: bytes) -> Iterator[Placed]:
         raise DataError(f"{path}: expected a JSON list of rows, found {_brief(value)}; one row per line is .jsonl")
     for number, row in enumerate(value):
         where = f"{path}[{number}]"
-        yield where, _columns(row, where)
+        yield where, _columns(row, where, may_hold_halves=has_halves)
 
 
 def _csv(path: Path, data: bytes) -> Iterator[Placed]:
@@ -80,15 +84,30 @@ def _csv(path: Path, data: bytes) -> Iterator[Placed]:
 
 def _parsed(text: bytes, where: str) -> object:
     try:
-        value: object = json.loads(text)
+        value = parse_json(text)
     except ValueError as error:
         raise DataError(f"{where}: not valid JSON: {error}") from None
     return value
 
 
-def _columns(value: object, where: str) -> FileRow:
+def _lone_surrogate(value: object, place: str = "the row") -> str | None:
+    """Where a text that cannot be encoded is, in words; None if there is none."""
+    if isinstance(value, str):
+        return place if any("\ud800" <= char <= "\udfff" for char in value) else None
+    entries: list[tuple[str, object]] = []
+    if isinstance(value, dict):
+        entries = [(f"column {key!a}" if place == "the row" else place, each) for key, each in value.items()]
+        entries += [("the name of a column", key) for key in value]
+    elif isinstance(value, list):
+        entries = [(place, each) for each in value]
+    return next((found for name, each in entries if (found := _lone_surrogate(each, name)) is not None), None)
+
+
+def _columns(value: object, where: str, *, may_hold_halves: bool) -> FileRow:
     if not isinstance(value, dict):
         raise DataError(f"{where}: expected a JSON object with columns, found {_brief(value)}")
+    if may_hold_halves and (column := _lone_surrogate(value)) is not None:
+        raise DataError(f"{where}: {column} holds half of a character (a lone surrogate such as \\ud800)")
     return value
 
 

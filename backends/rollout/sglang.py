@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import math
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -30,6 +31,7 @@ from .server.http import EngineServer
 from .server.scores import no_scores
 
 CPU_SUPPORT = Path(__file__).parent / "sglang_cpu"
+GUARD = Path(__file__).parent / "sglang_guard"
 RESERVED_TOKENS = 8  # SGLang refuses inputs that are less than seven tokens shorter than its context
 MASK_TOKENS = 32_768  # largest number of tokens that may be left after top-k and top-p
 FINISH: Mapping[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
@@ -40,7 +42,7 @@ class SGLangServer(ServerApi):
     grace_s = 0.0  # after SIGTERM it sleeps for seconds and then kills its own processes
 
     def command(self, python: str, port: int) -> list[str]:
-        server = [python, "-m", "sglang.launch_server", "--model-path", self.model]
+        server = [python, "-m", "tqppo_launch", "--model-path", self.model]
         return [*server, "--host", self.spec.host, "--port", str(port)]
 
     def arguments(self) -> Arguments:
@@ -55,7 +57,6 @@ class SGLangServer(ServerApi):
             "random-seed": spec.seed,
             "enable-deterministic-inference": spec.deterministic,  # SGLang ignores seeds without it
             "sampling-mask-max-tokens": MASK_TOKENS,
-            "api-key": self.token or None,
             "log-level": "warning",
         }
         return common | (self._gpu_arguments() if self.on_gpu else self._cpu_arguments())
@@ -84,11 +85,12 @@ class SGLangServer(ServerApi):
 
     def environment(self) -> dict[str, str]:
         common = {"TOKENIZERS_PARALLELISM": "false", "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"}
+        common |= {"PYTHONPATH": str(GUARD), "TQPPO_SERVER_TOKEN": self.token}
         if self.on_gpu:
             return common
         return common | {
             "SGLANG_USE_CPU_ENGINE": "1",
-            "PYTHONPATH": str(CPU_SUPPORT),
+            "PYTHONPATH": f"{CPU_SUPPORT}{os.pathsep}{GUARD}",
             "OMP_NUM_THREADS": str(self.spec.threads),
             "TORCHDYNAMO_DISABLE": "1",  # compiling the sampler costs more than it saves
             "HF_HUB_OFFLINE": "1",

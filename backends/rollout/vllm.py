@@ -76,9 +76,7 @@ class VLLMServer(ServerApi):
 
     def environment(self) -> dict[str, str]:
         common = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}  # dev mode has the routes that load weights
-        common |= {"PYTHONPATH": str(GUARD), "TQPPO_CHECKSUM": str(CHECKSUM)}
-        if self.token:
-            common |= {"TQPPO_SERVER_TOKEN": self.token}
+        common |= {"PYTHONPATH": str(GUARD), "TQPPO_CHECKSUM": str(CHECKSUM), "TQPPO_SERVER_TOKEN": self.token}
         if self.on_gpu:
             return common
         threads = str(self.spec.threads)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -81,3 +82,82 @@ def test_a_missing_base_is_reported_where_it_is_named(folder: Path) -> None:
     (folder / "x.toml").write_text('extends = "gone.toml"\n')
     found = only_problem("x.toml")
     assert (found.code, str(found.span)) == ("E001", "x.toml:1:11")
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("name", ["/dev/zero", "pipe.toml", "loop.toml", "./" + "x" * 5000 + ".toml"])
+def test_a_base_that_never_ends_or_cannot_be_opened_is_named_at_once(folder: Path, name: str) -> None:
+    os.mkfifo(folder / "pipe.toml")
+    (folder / "loop.toml").symlink_to("loop.toml")
+    (folder / "x.toml").write_text(f'extends = "{name}"\n')
+    found = only_problem("x.toml")
+    assert (found.code, str(found.span)) == ("E003", "x.toml:1:11")
+    assert len(found.message) < 400
+    assert only_problem(Path(name)).code == "E003"
+
+
+def test_a_base_with_an_impossible_or_overlong_name_is_no_preset(folder: Path) -> None:
+    for name in ("a\\u0000b", "a\\u0000.toml", "x" * 100_000):
+        (folder / "x.toml").write_text(f'extends = "{name}"\n')
+        found = only_problem("x.toml")
+        assert found.code == "E009"
+        assert len(found.message) < 400
+
+
+@pytest.mark.timeout(60)
+def test_files_that_extend_each_other_without_end_are_read_a_hundred_times_at_most(folder: Path) -> None:
+    """Forty files, each of which extends the next one twice, are 2^40 layers."""
+    for number in range(40):
+        (folder / f"f{number}.toml").write_text(f'extends = ["f{number + 1}", "f{number + 1}"]\n[run]\nseed = 1\n')
+    (folder / "f40.toml").write_text("[run]\nseed = 1\n")
+    (folder / "long.toml").write_text(f"extends = {['f40'] * 50_000}\n[run]\nseed = 1\n")
+    for name in ("f0.toml", "long.toml"):
+        found = only_problem(name)
+        assert (found.code, found.message) == ("E014", "a config is made of more than 100 files")
+
+
+@pytest.mark.timeout(60)
+def test_a_file_with_thousands_of_mistakes_is_given_up_on(folder: Path) -> None:
+    (folder / "x.toml").write_text("[run]\n" + "".join(f"key_{number} = 1\n" for number in range(50_000)))
+    found = compile_config(None, ["x.toml"], environ={}).diagnostics
+    assert [each.code for each in found].count("E101") == 200
+    (last,) = [each for each in found if each.code == "E015"]
+    assert str(last.span) == "x.toml:202:1"
+
+
+@pytest.mark.timeout(60)
+def test_places_in_a_long_line_are_those_of_its_characters(folder: Path) -> None:
+    names = [f"ä{number}" for number in range(20_000)]
+    (folder / "x.toml").write_text(f"[model]\nlora_targets = {[*names[:-1], 7]}\n".replace("'", '"'))
+    found = only_problem("x.toml")
+    assert (found.code, found.span and found.span.line) == ("E103", 2)
+    assert found.span is not None
+    assert found.span.text[found.span.column - 1 :] == "7]"
+
+
+def test_a_number_with_thousands_of_digits_is_shown_at_its_line(folder: Path) -> None:
+    (folder / "x.toml").write_text(f"[run]\nname = 'ok'\nseed = {'9' * 5000}\n")
+    found = only_problem("x.toml")
+    assert (found.code, str(found.span)) == ("E006", "x.toml:3:8")
+    assert "too many digits" in found.message
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ('[data]\nsystem_prompt = "a\\u001b[2Jb"', r"it holds the control character \x1b"),
+        ('[run]\ndir = "a\\u0000b"', r"it holds the control character \x00"),
+        ('[rollout]\nagent_args = {a = ["\\u009b31m"]}', r"it holds the control character \x9b"),
+        (f'[model]\npath = "{"x" * 300}"', "no file can have so long a name"),
+        (f'[data]\ntrain = ["{"x/" * 3000}"]', "no file can have so long a name"),
+        ('[model]\npath = "~no-such-user-at-all/model"', "there is no user ~no-such-user-at-all"),
+        ("[actor]\nmicro_batch_tokens = 10000000000000000000", "a whole number has more than 64 bits"),
+    ],
+)
+def test_values_that_can_be_neither_printed_nor_opened_are_refused(folder: Path, line: str, why: str) -> None:
+    (folder / "x.toml").write_text(f"{line}\n")
+    (found,) = [each for each in compile_config(None, ["x.toml"], environ={}).diagnostics if each.severity == "error"]
+    assert found.code == "E108"
+    assert found.message.endswith(f"cannot be used: {why}")
+    assert found.span is not None
+    assert found.span.line == 2

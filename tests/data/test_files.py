@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -11,7 +12,7 @@ import pytest
 
 from tqppo.data.dataset import load
 from tqppo.data.files import hub_rows, missing
-from tqppo.data.layout import Keys
+from tqppo.data.layout import Keys, text_of
 from tqppo.errors import DataError, PreflightError, UsageError
 
 CHAT = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]
@@ -120,3 +121,58 @@ def test_without_the_package_the_hub_says_what_to_install(monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(PreflightError, match=r"pip install 'tqppo\[hub\]'"):
         load("hub:openai/gsm8k")
+
+
+@pytest.mark.parametrize(
+    ("messages", "message"),
+    [
+        ([{"role": "user", "content": None}], "message 1: its content is None; both must be text"),
+        ([{"role": "user", "content": "hi"}, {"role": "user", "content": 5}], "message 2: its content is 5"),
+        ([{"role": None, "content": "hi"}], "message 1: its role is None"),
+        ([{"role": "user", "content": {"a": 1}}], "message 1: its content is {'a': 1}"),
+        ([{"role": "user", "content": [{"type": "image"}]}], "message 1: its content is "),
+        ([{"role": "user", "content": [None]}], "message 1: its content is "),
+    ],
+)
+def test_a_message_without_text_is_named_with_its_row_and_column(
+    tmp_path: Path, messages: list[dict[str, object]], message: str
+) -> None:
+    path = _file(tmp_path, {"prompt": CHAT[:1], "answer": "4"}, {"prompt": messages, "answer": "4"})
+    with pytest.raises(DataError, match=re.escape(f"a.jsonl:2: column 'prompt', {message}")):
+        load(path)
+
+
+def test_parts_of_text_and_calls_of_tools_are_messages(tmp_path: Path) -> None:
+    parts = {"role": "user", "content": [{"type": "text", "text": "2+"}, {"type": "text", "text": "2?"}]}
+    call = {"role": "assistant", "content": None, "tool_calls": [{"name": "add"}]}
+    tool = {"role": "tool", "content": "4"}
+    found = load(_file(tmp_path, {"prompt": [parts, call, tool], "answer": "4"})).row(0)
+    assert isinstance(found.prompt, list)
+    assert [text_of(message) for message in found.prompt] == ["2+2?", "", "4"]
+
+
+def _parquet(path: Path, **columns: object) -> str:
+    import pyarrow
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(pyarrow.table(columns), path)
+    return str(path)
+
+
+def test_bytes_in_a_column_are_refused_with_row_and_column(tmp_path: Path) -> None:
+    import pyarrow
+
+    text = ["a", "b"]
+    for value in (pyarrow.array([None, b"hi"]), pyarrow.array([[], [b"hi"]]), pyarrow.array([None, {"x": b"hi"}])):
+        rows = load(_parquet(tmp_path / "a.parquet", prompt=text, answer=text, image=value))
+        assert rows.row(0).answer == "a"
+        with pytest.raises(DataError, match=r"a\.parquet:row 2: column 'image' holds bytes"):
+            rows.row(1)
+
+
+def test_text_of_a_parquet_file_that_is_not_utf_8_is_refused_with_its_row(tmp_path: Path) -> None:
+    import pyarrow
+
+    broken = pyarrow.Array.from_buffers(pyarrow.string(), 1, pyarrow.array([b"\xff\xfe"]).buffers())
+    with pytest.raises(DataError, match=r"a\.parquet:row 1: a text column is not UTF-8"):
+        load(_parquet(tmp_path / "a.parquet", prompt=broken, answer=["a"]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import subprocess
 import sys
@@ -283,3 +284,22 @@ def test_validation_takes_as_many_prompts_of_each_source(tokenizer: Any, tmp_pat
     found = prompts.load(spec, tokenizer, seed=0).first(7)
     assert [prompt.source for prompt in found] == ["sort", "few", "reverse", "sort", "reverse", "sort", "reverse"]
     assert len({prompt.uid for prompt in found}) == 7
+
+
+def test_messages_that_a_template_cannot_render_are_named_with_their_row(tokenizer: Any, tmp_path: Path) -> None:
+    parts = [{"role": "user", "content": [{"type": "text", "text": "2+2?"}]}]
+    strict = copy.deepcopy(tokenizer)
+    strict.chat_template = "{% for message in messages %}{{ '<u>' + message.content }}{% endfor %}"
+    path = _jsonl(tmp_path / "a.jsonl", [{"prompt": parts, "answer": "4"}])
+    with pytest.raises(DataError, match=r"a\.jsonl:1: the model's chat template cannot render the messages: TypeError"):
+        prompts.load(DataSpec(train=str(path)), strict, seed=0).check()
+    plain = prompts.load(DataSpec(train=str(path), chat_template=False), tokenizer, seed=0).prompt(0)
+    assert plain.text == "2+2?"
+
+
+@pytest.mark.parametrize("change", [{"position": 10**9}, {"position": -1}, {"epoch": -3}])
+def test_a_place_that_is_not_in_the_data_is_refused(tokenizer: Any, change: dict[str, int]) -> None:
+    sampler = _sampler(tokenizer, size=10)
+    state: Any = {**sampler.state(), **change}
+    with pytest.raises(CheckpointError, match="the checkpoint's place in the data is not there"):
+        sampler.restore(state)

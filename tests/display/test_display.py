@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 import signal
 import sys
 import time
@@ -66,6 +68,20 @@ def test_the_end_shows_before_and_after_and_what_to_do_next() -> None:
     assert "0.400   →   0.950   +0.550" in end
     assert "runs/x/export/hf" in end
     assert "tqppo report x" in end
+
+
+class FullFile(io.StringIO):
+    """A file on a full disk."""
+
+    def write(self, text: str) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_output_to_a_file_on_a_full_disk_does_not_end_the_run() -> None:
+    display = Display("x", max_steps=10, console=Console(file=FullFile(), width=100))
+    display.note("a checkpoint was not written")
+    display.step(1, _metrics(1))
+    display.finish(ENDING)
 
 
 def test_long_runs_of_quick_steps_get_about_thirty_lines() -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
+from disks import can_mount
 from e2e.runs import Cli, wait_until
+from run.rehearsal import contents
 
 from tqppo.metrics import files as metrics
 
@@ -21,12 +20,6 @@ def slow(data_source, solution_str, ground_truth, extra_info=None):
     time.sleep(0.05)
     return 0.5
 """
-
-
-def contents(run: Path) -> dict[str, bytes]:
-    """Every file of a run but its lock, by name."""
-    files = [path for path in run.rglob("*") if path.is_file() and path.name != ".lock"]
-    return {str(path.relative_to(run)): path.read_bytes() for path in files}
 
 
 @pytest.mark.long
@@ -101,11 +94,6 @@ def fills(data_source, solution_str, ground_truth, extra_info=None):
 ON_A_SMALL_DISK = (
     'mount -t tmpfs -o size=40m none "$0"; "$@"; code=$?; rm "$0/filler"; cp -a "$0/." "$0-kept"; exit $code'
 )
-
-
-def can_mount() -> bool:
-    unshare = shutil.which("unshare")
-    return os.getuid() == 0 and unshare is not None and not subprocess.call([unshare, "-m", "true"], stderr=-3)
 
 
 @pytest.mark.long

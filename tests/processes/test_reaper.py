@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +18,8 @@ from pathlib import Path
 import pytest
 
 from tqppo.processes.reaper import GRACE_S, LOCK, claim, reap
+from tqppo.run.cluster import PRIVATE_PREFIX
+from tqppo.weights import location
 
 PREFIX = "tqppo-test-"
 
@@ -59,6 +62,55 @@ def test_a_folder_of_a_live_process_stays_and_goes_once_the_process_is_killed(tm
         process.wait()
         assert reap(tmp_path, PREFIX) == [f"{PREFIX}other"]
     assert list(tmp_path.iterdir()) == []
+
+
+def can_have_processes_of_its_own() -> bool:
+    command = ["unshare", "--pid", "--fork", "--kill-child", "true"]
+    return shutil.which("unshare") is not None and not subprocess.call(command, stderr=subprocess.DEVNULL)
+
+
+# What a run keeps in places that other containers share: the blocks of its queue, published weights, a Ray session.
+CONTAINER = """
+import importlib, os, sys
+from pathlib import Path
+from tqppo.processes.reaper import claim
+from tqppo.run.cluster import PRIVATE_PREFIX
+from tqppo.weights import location
+parent = Path(sys.argv[1])
+assert os.getpid() == 1
+storage = importlib.import_module("tqppo_backends.storage.segments")
+queue = storage.Segments.create("tqppo-queue-x", 1 << 20, str(parent))
+(queue.folder / "live" / "block").touch()
+weights, session = claim(parent / location.new_folder().name), claim(parent / f"{PRIVATE_PREFIX}1-ab")
+for held in (weights, session):
+    (held.folder / "data").touch()
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not can_have_processes_of_its_own(), reason="needs root, for a namespace of process ids")
+def test_live_runs_of_other_containers_are_left_alone_whatever_their_process_ids_are(tmp_path: Path) -> None:
+    prefixes = ("tqppo-queue-", location.PREFIX, PRIVATE_PREFIX)
+    command = ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-c", CONTAINER, str(tmp_path)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        assert process.stdout.readline() == "ready\n"
+        for folder in tmp_path.iterdir():
+            age(folder)
+        assert [reap(tmp_path, prefix) for prefix in prefixes] == [[], [], []]
+        assert len(list(tmp_path.rglob("data"))) == 2
+        assert len(list(tmp_path.rglob("block"))) == 1
+    finally:
+        process.kill()
+        process.communicate()
+    deadline = time.monotonic() + 20
+    while any(tmp_path.iterdir()):
+        assert time.monotonic() < deadline
+        for prefix in prefixes:
+            reap(tmp_path, prefix)
 
 
 def test_a_process_does_not_reap_its_own_folders(tmp_path: Path) -> None:

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from disks import files_of_at_most
 
 from tqppo.columns import Column, Kind, declare
-from tqppo.errors import CheckpointError
+from tqppo.errors import CheckpointError, OutOfSpace
 from tqppo.queue.client import Queue
 from tqppo.queue.snapshots import FORMAT, INDEX
 
@@ -45,6 +46,16 @@ def test_the_format_on_disk_is_one_json_file_and_a_file_per_block(saved: Path) -
 def test_a_folder_holds_one_snapshot(queue: Queue, saved: Path) -> None:
     with pytest.raises(CheckpointError, match="already"):
         queue.snapshot(saved)
+
+
+def test_a_snapshot_without_room_is_an_error_that_leaves_no_half_file(queue: Queue, tmp_path: Path) -> None:
+    queue.put(["a"], {"snapshot_tokens": [torch.arange(1000)]})
+    said = rf"{tmp_path / 'small'} has no room for \d+ bytes: File too large"
+    with files_of_at_most(1000), pytest.raises(OutOfSpace, match=said):
+        queue.snapshot(tmp_path / "small")
+    assert list((tmp_path / "small").iterdir()) == []
+    queue.snapshot(tmp_path / "small")  # the queue goes on, and the folder can be used
+    queue.restore(tmp_path / "small")
 
 
 def test_a_missing_block_or_another_format_is_refused_and_changes_nothing(queue: Queue, saved: Path) -> None:

@@ -49,5 +49,5 @@ def test_another_model_and_settings_that_do_not_compile_are_refused(run: RunFold
 
 def test_a_fork_that_this_machine_has_no_room_for_leaves_no_folder(run: RunFolder) -> None:
     with pytest.raises(PreflightError, match="E612"):
-        resume(str(run.path), ["rollout.replicas=1_000_000"], fork="large")
+        resume(str(run.path), ["rollout.replicas=10_000"], fork="large")
     assert not (run.path.parent / "large").exists()

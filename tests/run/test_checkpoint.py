@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tqppo.errors import CheckpointError, LockLost, OutOfSpace
-from tqppo.run.checkpoint import CheckpointStore, find_run, open_checkpoint
+from tqppo.run.checkpoint import Checkpoint, CheckpointStore, find_run, open_checkpoint
 
 
 def save_some_weights(folder: Path) -> None:
@@ -95,6 +95,29 @@ def test_a_manifest_that_says_something_else_is_refused(tmp_path: Path, changes:
         open_checkpoint(folder)
 
 
+@pytest.mark.parametrize("name", ["../../config.resolved.toml", "/etc/passwd", "actor/../../../x"])
+def test_a_checkpoint_s_own_files_are_in_its_folder(tmp_path: Path, name: str) -> None:
+    folder = a_store(tmp_path).write(3, save_some_weights, {})
+    listed = json.loads((folder / "MANIFEST.json").read_text())["files"]
+    edited(folder, files={**listed, name: {"bytes": 0, "sha256": ""}})
+    with pytest.raises(CheckpointError, match=re.escape(f"outside of its folder, {name!r}")):
+        open_checkpoint(folder)
+
+
+def test_a_file_that_the_disk_does_not_give_back_is_named(tmp_path: Path) -> None:
+    store = a_store(tmp_path)
+    store.write(3, save_some_weights, {})
+    folder = store.write(6, save_some_weights, {})
+    unreadable = folder / "actor" / "model.safetensors"
+    unreadable.unlink()
+    unreadable.symlink_to("/proc/self/mem")  # a file of 0 bytes, of which none can be read
+    listed = json.loads((folder / "MANIFEST.json").read_text())["files"]
+    edited(folder, files={**listed, "actor/model.safetensors": {"bytes": 0, "sha256": ""}})
+    with pytest.raises(CheckpointError, match=r"actor/model\.safetensors cannot be read: Input/output error"):
+        open_checkpoint(folder)
+    assert store.newest().step == 3
+
+
 def test_a_file_that_was_added_later_is_refused(tmp_path: Path) -> None:
     folder = a_store(tmp_path).write(3, save_some_weights, {})
     (folder / "actor" / "state.json").write_text("{}")
@@ -168,6 +191,24 @@ def test_a_disk_that_fills_up_during_a_save_is_named_and_costs_nothing(tmp_path:
     with pytest.raises(OutOfSpace, match=re.escape(str(store.folder))):
         store.write(6, fills_up, {})
     assert store.newest().step == 3
+    assert not list(store.folder.glob(".partial*"))
+
+
+@pytest.mark.parametrize("place", ["mkdir", "symlink_to", "rename"])
+def test_a_disk_that_is_full_for_names_is_an_error_with_figures_and_costs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    store = a_store(tmp_path)
+    store.write(3, save_some_weights, {})
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, place, full)
+        with pytest.raises(OutOfSpace, match=re.escape(f"{store.folder} has no room for")):
+            store.write(6, save_some_weights, {})
+    assert store.newest().step == (6 if place == "symlink_to" else 3)  # `latest` comes after the checkpoint
     assert not list(store.folder.glob(".partial*"))
 
 
@@ -269,6 +310,40 @@ def test_checkpoints_after_the_one_that_a_run_goes_on_from_do_not_displace_its_n
     assert not list(store.folder.glob(".*"))
 
 
+def test_a_checkpoint_that_was_set_aside_goes_once_its_step_is_there_again(tmp_path: Path) -> None:
+    """A process that is killed between the save of a step and the removal of the one set aside leaves both."""
+    store = a_store(tmp_path, keep_last=9)
+    for step in (2, 4, 6):
+        store.write(step, save_some_weights, {})
+    store.set_later_aside(2)
+    (store.folder / ".later-step_000004").rename(store.folder / "step_000004")
+    (store.folder / ".later-step_000004").mkdir()
+    store.remove_partial()
+    assert [path.name for path in store.folder.glob(".later*")] == [".later-step_000006"]
+
+
+def test_a_kill_while_later_checkpoints_are_hidden_leaves_no_gap(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = CheckpointStore(tmp_path / "checkpoints", keep_last=9)
+    for step in (1, 2, 3):
+        store.write(step, lambda path: None, {})
+    rename = Path.rename
+
+    def killed_after_one(path: Path, to: Path) -> Path:
+        if list(store.folder.glob(".later-*")):
+            raise KeyboardInterrupt
+        return rename(path, to)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", killed_after_one)
+        with pytest.raises(KeyboardInterrupt):
+            store.set_later_aside(1)
+    assert store.newest().step == 2
+    store.write(3, lambda path: None, {})
+    assert not list(store.folder.glob(".later-*"))
+
+
 def test_a_damaged_later_checkpoint_does_not_count_among_those_to_keep(tmp_path: Path) -> None:
     store = a_store(tmp_path, keep_last=1)
     store.write(6, save_some_weights, {})
@@ -316,9 +391,20 @@ def test_a_process_that_lost_the_run_adds_and_removes_no_checkpoint(tmp_path: Pa
         save_some_weights(folder)
         store.check = is_lost
 
+    other = store.folder / ".partial-step_000009-ab"  # the save of the process that took the run over
+
+    def fail_once_it_is_lost(folder: Path) -> None:
+        save_until_it_is_lost(folder)
+        other.mkdir()
+        raise OSError(errno.EIO, "the disk failed")
+
     with pytest.raises(LockLost):
         store.write(6, save_until_it_is_lost, {})
     assert store.steps() == [3]
+    store.check = lambda: None
+    with pytest.raises(OSError, match="the disk failed"):
+        store.write(6, fail_once_it_is_lost, {})
+    assert [path.name for path in store.folder.glob(".*")] == [other.name]
 
 
 def test_a_reader_of_an_old_checkpoint_finds_it_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -346,3 +432,10 @@ def test_a_run_without_its_config_is_named(tmp_path: Path) -> None:
     for path in ("mine", str(step)):
         with pytest.raises(CheckpointError, match=f"{re.escape(str(config))} is missing"):
             find_run(path, tmp_path / "runs")
+
+
+@pytest.mark.parametrize("text", ["[1]", "null", "", "{", "[" * 1000])
+def test_a_driver_s_state_that_is_no_table_is_refused_whatever_its_hash_says(tmp_path: Path, text: str) -> None:
+    (tmp_path / "driver.json").write_text(text)
+    with pytest.raises(CheckpointError, match=r"driver\.json (is corrupt|cannot be read)"):
+        Checkpoint(tmp_path, 3).driver_state()

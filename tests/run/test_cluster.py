@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 import ray
+from disks import files_of_at_most
 
 from tqppo.errors import PreflightError
-from tqppo.run.cluster import PRIVATE_PREFIX, TIMED_OUT, ray_cluster, start_patiently
+from tqppo.run.cluster import PRIVATE_PREFIX, TIMED_OUT, _keep_logs, ray_cluster, start_patiently
 
 START = """
 import sys, tempfile, time
@@ -64,6 +65,29 @@ def test_a_cluster_that_does_not_answer_is_named(tmp_path: Path) -> None:
         ray_cluster("127.0.0.1:1", num_cpus=1, object_store_bytes=0, logs=tmp_path),
     ):
         pass
+
+
+def test_what_workers_printed_is_kept_in_the_run_s_logs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    session, logs = tmp_path / "tqppo-ray-1" / "session_2026-01-01", tmp_path / "logs"
+    (session / "logs").mkdir(parents=True)
+    logs.mkdir()
+    for name, text in {"worker-1.out": "hello", "worker-2.err": "", "raylet.out": "noise"}.items():
+        (session / "logs" / name).write_text(text)
+    _keep_logs(session.parent, logs)
+    assert [(path.name, path.read_text()) for path in logs.iterdir()] == [("worker-1.out", "hello")]
+    assert caplog.text == ""
+
+
+def test_logs_that_do_not_fit_are_said_and_leave_no_half(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    session, logs = tmp_path / "tqppo-ray-1" / "session_2026-01-01", tmp_path / "logs"
+    (session / "logs").mkdir(parents=True)
+    logs.mkdir()
+    for name, size in {"worker-1.out": 10, "worker-2.out": 5000, "worker-3.out": 10}.items():
+        (session / "logs" / name).write_bytes(bytes(size))
+    with files_of_at_most(1000):
+        _keep_logs(session.parent, logs)
+    assert [path.name for path in logs.iterdir()] == ["worker-1.out"]
+    assert f"could not be copied to {logs}: File too large" in caplog.text
 
 
 class SlowStart:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
 from pathlib import Path
 
 import pytest
 
 from tqppo.errors import PreflightError, UsageError
 from tqppo.run.folder import RunFolder, new_run
+
+
+def make_export(run: RunFolder, content: str) -> None:
+    run.exported.partial.mkdir(parents=True)
+    (run.exported.partial / "config.json").write_text(content)
 
 
 def trained(folder: Path) -> RunFolder:
@@ -23,9 +31,8 @@ def test_a_taken_name_is_refused_with_the_way_to_go_on(tmp_path: Path) -> None:
     run = trained(tmp_path)
     with pytest.raises(UsageError, match=r"with 2 steps\. Go on with it: `tqppo resume mine`; replace it: --overwrite"):
         new_run(tmp_path, "mine", preset="", model="tiny")
-    made = run.export.with_name(".partial-hf")
-    made.mkdir(parents=True)
-    run.replace_export(made, 2)
+    make_export(run, "2")
+    run.exported.replace(2)
     with pytest.raises(UsageError, match="Train it longer: `tqppo resume mine --max-steps 4`"):
         new_run(tmp_path, "mine", preset="", model="tiny")
 
@@ -50,22 +57,58 @@ def test_overwriting_removes_a_run_but_never_another_folder(tmp_path: Path) -> N
         new_run(tmp_path, "data", preset="", model="tiny", overwrite=True)
 
 
+def test_an_exported_model_holds_the_name_even_without_metrics_and_checkpoints(tmp_path: Path) -> None:
+    run = trained(tmp_path)
+    make_export(run, "2")
+    run.exported.replace(2)
+    run.metrics.unlink()
+    shutil.rmtree(run.checkpoints)
+    for message in ("with 2 steps", "with 0 steps"):
+        with pytest.raises(UsageError, match=message):
+            new_run(tmp_path, "mine", preset="", model="tiny")
+        (run.export.parent / ".step").unlink(missing_ok=True)
+
+
+def test_a_run_that_is_removed_halfway_is_still_known_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its config goes last."""
+    run = trained(tmp_path)
+    for name in "abcdefgh":
+        (run.path / name).write_text("")
+
+    def killed_at_the_config(path: Path) -> None:
+        if path == run.config:
+            raise KeyboardInterrupt
+        os.unlink(path)
+
+    monkeypatch.setattr(Path, "unlink", killed_at_the_config)
+    with pytest.raises(KeyboardInterrupt):
+        run.clear()
+    assert list(run.path.iterdir()) == [run.config]
+
+
+def test_folders_that_only_look_like_checkpoints_are_no_steps(tmp_path: Path) -> None:
+    run = new_run(tmp_path, "mine", preset="", model="tiny")
+    run.config.write_text("")
+    (run.checkpoints / "step_of_mine").mkdir(parents=True)
+    assert (run.trained_steps, run.is_saved) == (0, False)
+
+
+@pytest.mark.parametrize("name", ["../../x", "..", "a/b", "/tmp/x", "\x1b[2J", "a\0b", "-x", ".x", "a\n"])
+def test_a_name_that_leaves_the_folder_or_cannot_be_printed_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UsageError, match="cannot be the name of a run") as refused:
+        new_run(tmp_path / "runs", name, preset="", model="tiny")
+    assert "\x1b" not in str(refused.value)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_the_name_of_an_unnamed_run_is_plain_whatever_its_preset_and_model_are_called(tmp_path: Path) -> None:
+    run = new_run(tmp_path, "", preset="../\x1b[2J", model="a/..\x1bb")
+    assert re.fullmatch(r"2j-b-[0-9]{4}-[0-9]{6}", run.name)
+
+
 def test_a_folder_that_cannot_be_made_is_explained(tmp_path: Path) -> None:
     with pytest.raises(PreflightError, match="cannot be made: File name too long"):
         new_run(tmp_path, "x" * 300, preset="", model="tiny")
-
-
-def test_an_export_replaces_the_one_before_and_its_step_is_known(tmp_path: Path) -> None:
-    run = new_run(tmp_path, "mine", preset="", model="tiny")
-    assert run.exported_step is None
-    for step in (3, 6):
-        made = run.export.with_name(".partial-hf")
-        made.mkdir(parents=True)
-        (made / "config.json").write_text(str(step))
-        run.replace_export(made, step)
-        assert run.exported_step == step
-        assert (run.export / "config.json").read_text() == str(step)
-    assert sorted(path.name for path in run.export.parent.iterdir()) == [".step", "hf"]
 
 
 def test_an_unnamed_run_is_called_after_preset_and_model(tmp_path: Path) -> None:

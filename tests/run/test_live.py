@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import resource
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from disks import files_of_at_most
 
 from tqppo.data.prompts import Prompt
+from tqppo.errors import CheckpointError, OutOfSpace
 from tqppo.protocols import Sampling
 from tqppo.queue.client import Queue
 from tqppo.rollout.assignment import Assignment
-from tqppo.run.live import Validator, save_learner, timings
+from tqppo.run.live import LiveRun, Validator, save_learner, timings
 from tqppo.trainers.stages import Clock
 from tqppo.weights import file as tensorfile
 from tqppo.weights.file import Entry
@@ -78,12 +80,55 @@ class SavedLearner:
         tensorfile.write(Path(folder) / "model.safetensors", [Entry.of("w", torch.ones(1000))])
 
 
+class Elsewhere:
+    """A role whose worker says what it finds when it is to save."""
+
+    def __init__(self, says: str = "") -> None:
+        self.says, self.folders = says, list[Path]()
+
+    def call(self, method: Any, folder: str) -> str:
+        assert method is save_learner
+        assert Path(folder).is_dir(), "the driver makes it: a worker that finds no room for it would end"
+        self.folders.append(Path(folder))
+        return self.says
+
+
+def live(actor: Any, critic: Any) -> LiveRun:
+    nothing: Any = None
+    queue = Queue.create("simple", local=True)
+    return LiveRun(queue, actor, critic, nothing, nothing, nothing, nothing, nothing)
+
+
+def test_a_role_that_finds_no_room_ends_the_save_and_not_the_run(tmp_path: Path) -> None:
+    actor, critic = Elsewhere(), Elsewhere("no room for the critic")
+    run = live(actor, critic)
+    with pytest.raises(OutOfSpace, match="no room for the critic"):
+        run.save(tmp_path / "one")
+    assert [path.name for path in actor.folders + critic.folders] == ["actor", "critic"]
+    assert not (tmp_path / "one" / "queue").exists()
+    critic.says = ""
+    run.save(tmp_path / "two")
+    assert (tmp_path / "two" / "queue" / "queue.json").is_file()
+    run.queue.close()
+
+
 def test_a_save_without_room_is_said_and_not_raised_so_that_the_worker_lives_on(tmp_path: Path) -> None:
     learner: Any = SavedLearner()
     assert save_learner(learner, str(tmp_path / "first")) == ""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
-    try:
+    with files_of_at_most(100):
         assert f"{tmp_path / 'second'} has no room for" in save_learner(learner, str(tmp_path / "second"))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+class Resting:
+    """A sampler that takes any state."""
+
+    def restore(self, state: Any) -> None:
+        if not state["epoch"] >= 0:
+            raise AssertionError("unreachable")
+
+
+@pytest.mark.parametrize("state", [{}, {"data": {}}, {"data": None}, {"data": {"epoch": "x"}}, {"data": {"epoch": 1}}])
+def test_a_driver_s_state_that_no_run_saves_is_an_error_of_the_checkpoint(state: dict[str, Any]) -> None:
+    parts: Any = SimpleNamespace(sampler=Resting(), stages=SimpleNamespace(advantages=SimpleNamespace(controller=None)))
+    with pytest.raises(CheckpointError, match=r"driver\.json of the checkpoint is not what a run saves"):
+        LiveRun._restore_driver(parts, state)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
-import resource
+import shutil
 import signal
 import socket
 import subprocess
@@ -15,9 +16,11 @@ import time
 from pathlib import Path
 
 import pytest
+from disks import files_of_at_most
 
 from tqppo.errors import LockLost, OutOfSpace, PreflightError
-from tqppo.run.lock import RunLock
+from tqppo.run import lock as lock_module
+from tqppo.run.lock import RunLock, is_held
 
 HOLD = """
 import sys, time
@@ -185,10 +188,214 @@ def test_a_lock_file_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_named(tmp_path: Path) -> None:
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
+    with files_of_at_most(10), pytest.raises(OutOfSpace, match=f"{tmp_path} has no room for"), RunLock(tmp_path):
+        pass
+
+
+# A machine of its own, on a mount whose flock does not leave the machine. It says "held" or "refused"; then, for every
+# line of its input, "mine" or "lost".
+MACHINE = """
+import fcntl, os, sys
+from pathlib import Path
+from tqppo.errors import LockLost, PreflightError
+from tqppo.run import lock
+machine = Path(sys.argv[2])
+lock._BOOT_ID = machine / "boot_id"
+handle = os.open(machine / "flock", os.O_RDWR | os.O_CREAT)
+flock = lambda _, kind: fcntl.flock(handle, kind)
+times = {"renew_s": 0.05, "expires_s": float(sys.argv[3]), "settle_s": float(sys.argv[4])}
+held = lock.RunLock(Path(sys.argv[1]), flock=flock, **times)
+if len(sys.argv) > 5:
+    sys.stdin.readline()
+try:
+    held.__enter__()
+    print("held", flush=True)
+except PreflightError:
+    print("refused", flush=True)
+for _ in sys.stdin:
     try:
-        with pytest.raises(OutOfSpace, match=f"{tmp_path} has no room for"), RunLock(tmp_path):
-            pass
+        held.check()
+        print("mine", flush=True)
+    except (LockLost, OSError):
+        print("lost", flush=True)
+held.__exit__(None, None, None)
+"""
+
+
+class Machine:
+    """A process on a machine of its own."""
+
+    def __init__(self, run: Path, name: str, *, expires_s: float, settle_s: float = 0.1, waits: bool = False) -> None:
+        place = run.parent / name
+        place.mkdir()
+        (place / "boot_id").write_text(name)
+        command = [sys.executable, "-c", MACHINE, str(run), str(place), str(expires_s), str(settle_s)]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        self.process = subprocess.Popen([*command, *(["wait"] if waits else [])], text=True, **pipes)
+
+    def tell(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def says(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def asked(self) -> str:
+        self.tell()
+        return self.says()
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+@pytest.fixture
+def this_is_another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "boot_id").write_text("this")
+    monkeypatch.setattr(lock_module, "_BOOT_ID", tmp_path / "boot_id")
+
+
+def local(descriptor: int, kind: int) -> None:
+    """The flock of a mount that other machines do not see."""
+
+
+def taken_after(run: Path, expires_s: float) -> tuple[RunLock, float]:
+    """The lock, tried until it is had, and how long that took."""
+    began, lock = time.monotonic(), RunLock(run, expires_s=expires_s, settle_s=0.05, flock=local)
+    while True:
+        assert time.monotonic() - began < 60
+        try:
+            return lock.__enter__(), time.monotonic() - began
+        except PreflightError:
+            time.sleep(0.05)
+
+
+@pytest.mark.usefixtures("this_is_another_machine")
+def test_a_heartbeat_keeps_other_machines_away_and_silence_lets_them_in(tmp_path: Path) -> None:
+    run, expires_s = tmp_path / "run", 2.0
+    run.mkdir()
+    holder = Machine(run, "first", expires_s=expires_s)
+    try:
+        assert holder.says() == "held"
+        until = time.monotonic() + 1.5 * expires_s  # longer than a lease that nothing renews
+        while time.monotonic() < until:
+            with (
+                pytest.raises(PreflightError, match=f"process {holder.process.pid} on .*its lease ends 2 s after"),
+                RunLock(run, expires_s=expires_s, flock=local),
+            ):
+                pass
+            time.sleep(0.1)
+        assert holder.asked() == "mine"
+        holder.process.send_signal(signal.SIGSTOP)
+        lock, seconds = taken_after(run, expires_s)
+        assert seconds > expires_s / 4  # its last heartbeat was a moment ago
+        token = json.loads((run / ".lock").read_text())["token"]
+        holder.process.send_signal(signal.SIGCONT)
+        assert holder.asked() == "lost"
+        holder.process.communicate(timeout=30)  # it ends by itself, and leaves the lock alone
+        assert json.loads((run / ".lock").read_text())["token"] == token
+        lock.check()
+        lock.__exit__(None, None, None)
     finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        holder.end()
+
+
+@pytest.mark.usefixtures("this_is_another_machine")
+def test_a_machine_that_died_is_waited_for_as_long_as_its_lease(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    holder = Machine(run, "first", expires_s=2.0)
+    try:
+        assert holder.says() == "held"
+    finally:
+        holder.end()
+    lock, seconds = taken_after(run, 2.0)
+    assert seconds > 0.5
+    lock.__exit__(None, None, None)
+
+
+def test_of_several_machines_that_start_at_once_one_goes_on(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    machines = [Machine(run, f"m{i}", expires_s=60, settle_s=0.5, waits=True) for i in range(4)]
+    try:
+        for machine in machines:
+            machine.tell()
+        said = [machine.says() for machine in machines]
+        held = [machine for machine, says in zip(machines, said, strict=True) if says == "held"]
+        assert [machine.asked() for machine in held].count("mine") == 1
+    finally:
+        for machine in machines:
+            machine.end()
+
+
+def test_a_signal_that_cuts_a_check_short_does_not_keep_the_process_from_ending(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The exception of a signal may leave the check's own lock taken."""
+    monkeypatch.setattr(lock_module, "JOIN_S", 0.5)
+    with RunLock(tmp_path, renew_s=0.01) as lock:
+        lock._checking.acquire()
+        time.sleep(0.1)  # until the thread that renews the lease waits for it
+        lock.check()
+    lock._checking.release()
+    assert (tmp_path / ".lock").read_text() == ""
+
+
+def test_looking_at_a_lock_leaves_it_as_it_is(holder: subprocess.Popen[str], tmp_path: Path) -> None:
+    before = (tmp_path / ".lock").read_bytes()
+    assert is_held(tmp_path)
+    assert (tmp_path / ".lock").read_bytes() == before
+    holder.kill()
+    holder.wait()
+    assert not is_held(tmp_path)
+    assert (tmp_path / ".lock").read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+
+
+def test_a_run_on_another_machine_is_held_while_its_lease_is_fresh_and_looking_does_not_end_it(tmp_path: Path) -> None:
+    for age_s, held in ((5, True), (120, False)):
+        of_another_machine(tmp_path, age_s=age_s)
+        before = (tmp_path / ".lock").stat()
+        assert is_held(tmp_path) is held
+        after = (tmp_path / ".lock").stat()
+        assert (after.st_size, after.st_mtime) == (before.st_size, before.st_mtime)
+
+
+def test_a_folder_without_a_lock_file_or_with_nonsense_in_it_is_not_held(tmp_path: Path) -> None:
+    assert not is_held(tmp_path)
+    for nonsense in (b"", b"[" * 4000, b'{"pid": 1e999}', b"\xff"):
+        (tmp_path / ".lock").write_bytes(nonsense)
+        assert not is_held(tmp_path)
+        with RunLock(tmp_path):
+            assert is_held(tmp_path)
+    (tmp_path / ".lock").unlink()
+    os.mkfifo(tmp_path / ".lock")
+    assert not is_held(tmp_path)
+
+
+def test_a_process_that_only_looks_does_not_keep_another_from_starting(tmp_path: Path) -> None:
+    looks = list[int]()
+
+    def looked_at(descriptor: int, kind: int) -> None:
+        """Another process looks at the first try."""
+        looks.append(kind)
+        if len(looks) == 1:
+            raise BlockingIOError
+        fcntl.flock(descriptor, kind)
+
+    with RunLock(tmp_path, flock=looked_at):
+        assert len(looks) == 2
+
+
+def test_a_run_that_is_deleted_at_the_moment_that_it_is_locked_is_an_error_in_words(tmp_path: Path) -> None:
+    run = tmp_path / "mine"
+    run.mkdir()
+
+    def deleted(descriptor: int, kind: int) -> None:
+        shutil.rmtree(run)
+
+    with pytest.raises(PreflightError, match="was deleted by another process"), RunLock(run, flock=deleted):
+        pass

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import re
+import shutil
 from pathlib import Path
 
 import pytest
+from run.rehearsal import contents
 
 from tqppo.config.compile import compile_config
 from tqppo.config.show.export import resolved_toml
@@ -71,6 +75,52 @@ def test_starting_over_is_advised_unless_the_config_itself_is_damaged(
     assert (f"tqppo train --config {folder.config}" in str(refused.value)) == is_advised
 
 
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        (
+            {"format": 99},
+            "step_000003 has checkpoint format 99, and this tqppo reads format 2: resume with",
+        ),
+        ({"files": {}}, "step_000003/MANIFEST.json is corrupt: it does not list driver.json"),
+        ({"step": 2}, "step_000003/MANIFEST.json is corrupt: it says step 2"),
+        ({"run_files": {"/etc/passwd": {}}}, "MANIFEST.json is corrupt: it names a file outside of its folder"),
+        ({"run_files": {"../x": {}}}, "MANIFEST.json is corrupt: it names a file outside of its folder"),
+        ({"run_files": {}}, "config.resolved.toml is not in"),
+    ],
+)
+def test_a_manifest_that_cannot_be_believed_ends_with_5_names_the_file_and_changes_nothing(
+    folder: RunFolder, changes: dict[str, object], named: str
+) -> None:
+    store = CheckpointStore(folder.checkpoints, run_files=folder.files_of_resume)
+    step = store.write(3, lambda path: None, {})
+    folder.metrics.write_text('{"step": 3}\n{"step": 4}\n')
+    manifest = step / "MANIFEST.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), **changes}))
+    before = contents(folder.path)
+    for path in (folder.path, step, folder.checkpoints / "latest"):
+        for fork in ("", "other"):
+            with pytest.raises(CheckpointError, match=re.escape(named)) as refused:
+                start.resume(str(path), [], fork=fork)
+            assert refused.value.exit_code == 5
+            assert ("tqppo train" in str(refused.value)) == ("corrupt" in named and path != step)
+    assert contents(folder.path) == before
+    assert not (folder.path.parent / "other").exists()
+
+
+def test_a_fork_that_is_interrupted_leaves_nothing(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = CheckpointStore(folder.checkpoints, run_files=folder.files_of_resume)
+    store.write(3, lambda path: None, {})
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(shutil, "copy", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        start.resume(str(folder.path), [], fork="other")
+    assert not (folder.path.parent / "other").exists()
+
+
 def test_a_second_resume_is_refused_before_it_reads_or_writes_anything(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,3 +133,29 @@ def test_a_second_resume_is_refused_before_it_reads_or_writes_anything(
             start.resume(path, [], fork="other")
     assert not (folder.path / "logs").exists()
     assert not (folder.path.parent / "other").exists()
+
+
+def test_a_fork_does_not_replace_a_run_that_trained_under_its_name_meanwhile(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process makes the same fork, trains and ends, before this one has the lock."""
+    CheckpointStore(folder.checkpoints, run_files=folder.files_of_resume).write(3, lambda path: None, {})
+    other = RunFolder(folder.path.parent / "other")
+
+    def another_was_faster(path: Path) -> RunLock:
+        if path == other.path:
+            other.config.write_text("")
+            other.metrics.write_text('{"step": 1}\n')
+        return RunLock(path)
+
+    monkeypatch.setattr(start, "RunLock", another_was_faster)
+    with pytest.raises(UsageError, match="there is a run at"):
+        start.resume(str(folder.path), [], fork="other")
+    assert other.metrics.read_text() == '{"step": 1}\n'
+
+
+@pytest.mark.parametrize("name", ["../../elsewhere", "\x1b[2J", "a/b"])
+def test_a_fork_stays_among_the_runs(folder: RunFolder, name: str) -> None:
+    CheckpointStore(folder.checkpoints, run_files=folder.files_of_resume).write(3, lambda path: None, {})
+    with pytest.raises(UsageError, match="cannot be the name of a run"):
+        start.resume(str(folder.path), [], fork=name)

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from tqppo.cli import app
 from tqppo.config.compile import compile_config
 from tqppo.config.show.export import resolved_toml
-from tqppo.errors import PreflightError
+from tqppo.errors import PreflightError, UsageError
 from tqppo.run.folder import RunFolder
 from tqppo.run.lock import RunLock
 from tqppo.run.summary import age, is_running, remove, runs_in, size, summarise
@@ -77,3 +77,68 @@ def test_the_commands_list_show_and_delete(runs: Path) -> None:
 def test_ages_and_sizes_have_one_unit() -> None:
     assert [age(0, now) for now in (5, 130, 7300, 200_000)] == ["5 s", "2 min", "2 h", "2 d"]
     assert [size(each) for each in (12, 2048, 3 << 20, 5 << 30)] == ["12 B", "2.0 KiB", "3.0 MiB", "5.0 GiB"]
+
+
+def test_listing_runs_changes_no_file_and_ends_no_run_on_another_machine(runs: Path) -> None:
+    """Its lease has run out, because the machine was stopped for a minute; it goes on if its lock is as it was."""
+    held = {"pid": 7, "host": "far", "since": "", "command": "", "machine": "another", "token": "abc"}
+    (runs / "half" / ".lock").write_text(json.dumps(held))
+    os.utime(runs / "half" / ".lock", (0, 0))
+    before = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in runs.rglob("*") if path.is_file()}
+    assert CliRunner().invoke(app, ["runs", "list", "--dir", str(runs)]).exit_code == 0
+    assert {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in before} == before
+    assert {path for path in runs.rglob("*") if path.is_file()} == before.keys()
+
+
+def test_a_checkpoint_s_folder_does_not_delete_its_run(runs: Path) -> None:
+    (runs / "done" / "checkpoints" / "latest").symlink_to("step_000004")
+    for part in ("checkpoints", "checkpoints/step_000004", "checkpoints/latest"):
+        answer = CliRunner().invoke(app, ["runs", "rm", str(runs / "done" / part), "--dir", str(runs), "--yes"])
+        assert answer.exit_code == 2
+        assert "tqppo runs rm done" in answer.output
+    assert (runs / "done" / "checkpoints" / "step_000004").is_dir()
+
+
+def test_a_link_to_a_run_is_not_followed_to_delete_it(runs: Path) -> None:
+    (runs / "link").symlink_to("done")
+    with pytest.raises(UsageError, match="is not a run's folder"):
+        remove(RunFolder(runs / "link"))
+    assert (runs / "done" / "checkpoints" / "step_000004").is_dir()
+
+
+def test_a_run_that_is_started_under_the_name_of_one_that_is_deleted_keeps_its_files(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clear = RunFolder.clear
+
+    def another_starts(run: RunFolder) -> None:
+        clear(run)
+        make(runs, "done", steps=1, most=4)
+
+    monkeypatch.setattr(RunFolder, "clear", another_starts)
+    remove(RunFolder(runs / "done"))
+    assert RunFolder(runs / "done").trained_steps == 1
+    assert sorted(path.name for path in runs.iterdir()) == ["done", "half", "none"]
+
+
+@pytest.mark.parametrize("config", [b"", b"\xff\xfe", b"run = 1", b"[run]\nmax_steps = 'x'", b"[" * 100_000])
+def test_runs_with_damaged_files_are_listed(runs: Path, config: bytes) -> None:
+    run = runs / "half"
+    (run / "config.resolved.toml").write_bytes(config)
+    (run / "checkpoints" / "step_of_mine").mkdir()
+    (run / "checkpoints" / "step_").mkdir()
+    (run / "metrics.jsonl").write_bytes(b'\xff\n{"step": 1e999}\n[1]\n{"step": 3}\n' + b"[" * 100_000 + b"\n")
+    (run / "export").mkdir()
+    os.mkfifo(run / "export" / ".step")
+    answer = CliRunner().invoke(app, ["runs", "list", "--dir", str(runs)])
+    assert answer.exit_code == 0, answer.exception
+    assert "half" in answer.output
+    assert summarise(RunFolder(run)).steps == 3
+
+
+def test_names_of_runs_are_printed_as_text(runs: Path) -> None:
+    (runs / "half").rename(runs / "\x1b[2Jhalf")
+    for command in (["list"], ["list", "--json"], ["show", "\x1b[2Jhalf"]):
+        answer = CliRunner().invoke(app, ["runs", *command, "--dir", str(runs)])
+        assert answer.exit_code == 0
+        assert "\x1b" not in answer.output

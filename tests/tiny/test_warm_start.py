@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,20 @@ def test_a_finished_folder_is_used_again_and_a_half_one_is_not(tmp_path: Path) -
     AutoModelForCausalLM.from_pretrained(folder)
     AutoTokenizer.from_pretrained(folder)
     assert [each.name for each in tmp_path.iterdir()] == ["model"]
+
+
+def test_the_model_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A resume reads it, long after the power may have failed."""
+    synced, fsync = set[str](), os.fsync
+
+    def note(descriptor: int) -> None:
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        synced.add(path.name if path.parent.name.startswith(".model.") else "")
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", note)
+    folder = _prepare(tmp_path / "model", steps=0)
+    assert {path.name for path in folder.iterdir()} <= synced
 
 
 class _Broken(Sequence[Any]):

@@ -12,11 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from trainers.fakes import fake_run
+from trainers.fakes import FakeEstimator, fake_run
 
 from tqppo import columns, dataflow, plugins
-from tqppo.metrics.events import Event, NothingToTrain
+from tqppo.errors import OutOfSpace
+from tqppo.metrics.events import Event, NothingToTrain, TrajectoriesNotWritten
 from tqppo.queue.client import Queue
+from tqppo.queue.meta import BatchMeta
 from tqppo.trainers import distill, ppo
 
 SMALL = ("data.batch_size=2", "rollout.group_size=2")
@@ -171,6 +173,33 @@ def test_trajectories_are_written_when_the_schedule_says_so(queue: Queue) -> Non
     assert not any(call.startswith("write") for call in run.log.calls)
     run.trainer.step(2)
     assert "write step_000002.jsonl" in run.log.calls
+
+
+class FullDisk(FakeEstimator):
+    def write_trajectories(self, batch: BatchMeta, path: Path) -> None:
+        raise OutOfSpace("no room for 7 bytes")
+
+
+def test_trajectories_without_room_end_the_run_or_are_reported_and_left_out(queue: Queue) -> None:
+    for policy in ("stop", "continue"):
+        reported: list[Event] = []
+        run = fake_run(
+            queue,
+            None,
+            *SMALL,
+            f"checkpoint.on_full_disk={policy}",
+            trajectories=lambda step: Path("x.jsonl"),
+            report=reported.append,
+        )
+        run.stages.advantages.estimator = FullDisk(queue, run.stages.advantages.features, run.log)
+        if policy == "stop":
+            with pytest.raises(OutOfSpace, match="the trajectories of step 1 were not written: no room for 7 bytes"):
+                run.trainer.step(1)
+            queue.clear(queue.list())
+        else:
+            run.trainer.step(1)
+            assert reported == [TrajectoriesNotWritten(1, "no room for 7 bytes")]
+            assert "training goes on: no room for 7 bytes" in reported[0].notice
 
 
 def test_every_stage_of_a_step_is_timed_once(queue: Queue) -> None:

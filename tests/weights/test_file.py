@@ -1,12 +1,10 @@
 from __future__ import annotations
 
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
+from disks import files_of_at_most
 from safetensors.torch import load_file
 
 from tqppo.errors import OutOfSpace
@@ -88,16 +86,6 @@ def test_a_file_that_was_cut_short_is_a_value_error(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes((tmp_path / "x").read_bytes()[:-1])
     with pytest.raises(ValueError, match="shorter"):
         MappedFile.open(tmp_path / "x")
-
-
-@contextmanager
-def files_of_at_most(num_bytes: int) -> Iterator[None]:
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_a_rank_without_room_still_takes_part_in_every_collective(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import typer
 
 from tqppo.cli.compiling import compile_named, print_diagnostics
 from tqppo.cli.options import AsJson, ConfigFiles, Overrides
-from tqppo.cli.output import emit_json
+from tqppo.cli.output import emit_json, say
 from tqppo.errors import ConfigError
 
 app = typer.Typer(no_args_is_help=True, help="Try agent loops.")
@@ -43,8 +43,8 @@ def try_session(
     from tqppo.doctor.agent import Wanted, play, render
 
     wanted = Wanted(prompt, answer, index, session, greedy)
-    played = play(compilation.config, wanted, announce=lambda what: typer.echo(f"{what} …", err=True))
+    played = play(compilation.config, wanted, announce=lambda what: say(f"{what} …", err=True))
     if as_json:
         emit_json(asdict(played))
     else:
-        render(played, typer.echo)
+        render(played, say)

@@ -37,6 +37,7 @@ from tqppo.cli import (
     validate,
 )
 from tqppo.cli.options import Quiet, Verbose
+from tqppo.cli.output import say
 from tqppo.errors import TqppoError
 
 EXIT_CODES = (
@@ -57,12 +58,12 @@ class Commands(TyperGroup):
             return super().main(*args, **kwargs)
         except TqppoError as error:
             message = str(getattr(error, "cause", error))  # Ray's wrapper of a worker's error holds a traceback too
-            typer.echo(message if message.startswith("error[") else f"error: {message}", err=True)
+            say(message if message.startswith("error[") else f"error: {message}", err=True)
             sys.exit(error.exit_code)
         except OSError as error:
             if (full := space.full_disk(error)) is None:
                 raise
-            typer.echo(f"error: {full}", err=True)
+            say(f"error: {full}", err=True)
             sys.exit(full.exit_code)
 
     def make_context(self, info_name: str | None, args: list[str], *more: Any, **extra: Any) -> Any:
@@ -94,20 +95,20 @@ def _version(wanted: bool) -> None:
     if wanted:
         from importlib.metadata import version
 
-        typer.echo(f"tqppo {version('tqppo')}")
+        say(f"tqppo {version('tqppo')}")
         raise typer.Exit
 
 
 def _show_completion(shell: str) -> None:
     if shell:
-        typer.echo(completion.script(shell))
+        say(completion.script(shell))
         raise typer.Exit
 
 
 def _install_completion(shell: str) -> None:
     if shell:
         path, how = completion.install(shell)
-        typer.echo(f"wrote {path}; {how}")
+        say(f"wrote {path}; {how}")
         raise typer.Exit
 
 

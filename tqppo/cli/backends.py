@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tqppo.cli.options import AsJson, Quiet, Verbose, verbosity
-from tqppo.cli.output import emit_json, table
+from tqppo.cli.output import emit_json, say, table
 from tqppo.errors import BackendError, PreflightError, UsageError
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def install(
                 f"{name!r} needs no environment of its own; those that do: {', '.join(engines.ENVIRONMENTS)}"
             )
     for name in engine:
-        engines.install(name, report=(lambda line: None) if quiet else typer.echo)
+        engines.install(name, report=(lambda line: None) if quiet else say)
 
 
 @app.command("check")

@@ -9,7 +9,7 @@ import typer
 
 from tqppo.cli.evaluate import RunOrModel
 from tqppo.cli.options import AsJson, Overrides
-from tqppo.cli.output import emit_json
+from tqppo.cli.output import emit_json, say
 from tqppo.errors import UsageError
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def sample(
         emit_json([{"prompt": questions[each.prompt.index], "answer": each.text} for each in answers])
         return
     for each in answers:
-        typer.echo(f"{questions[each.prompt.index]} → {each.text}" if len(answers) > 1 else each.text)
+        say(f"{questions[each.prompt.index]} → {each.text}" if len(answers) > 1 else each.text)
 
 
 def chat(
@@ -61,12 +61,12 @@ def chat(
 
     An empty line or Ctrl-D ends the chat.
     """
-    typer.echo("loading the model …", err=True)
+    say("loading the model …", err=True)
     from tqppo.doctor.models import opened
     from tqppo.doctor.sessions import ModelSessions
 
     with opened(run, overrides or ()) as model, ModelSessions(model) as sessions:
-        typer.echo(f"{model.name}; an empty line ends the chat", err=True)
+        say(f"{model.name}; an empty line ends the chat", err=True)
         is_greedy = greedy or temperature == 0
         _talk(sessions, is_greedy=is_greedy, temperature=temperature, forgets=single)
 
@@ -80,7 +80,7 @@ def _talk(sessions: ModelSessions, *, is_greedy: bool, temperature: float | None
         (answer,) = sessions.answers(
             sessions.prompts([messages]), samples=0 if is_greedy else 1, greedy=is_greedy, temperature=temperature
         )
-        typer.echo(answer.text)
+        say(answer.text)
         messages = list(start) if forgets else [*messages, {"role": "assistant", "content": answer.text}]
 
 

@@ -10,7 +10,7 @@ import typer
 
 from tqppo.cli.compiling import print_diagnostics
 from tqppo.cli.options import AsJson, ConfigFiles, Overrides, Preset
-from tqppo.cli.output import emit_json, table
+from tqppo.cli.output import emit_json, say, table
 from tqppo.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def explain_key(
     if as_json:
         emit_json(explanation.as_dict())
     else:
-        typer.echo(explanation.text().rstrip("\n"))
+        say(explanation.text().rstrip("\n"))
     if not compilation.ok:
         print_diagnostics(compilation.diagnostics)
         raise typer.Exit(ConfigError.exit_code)

@@ -8,7 +8,7 @@ import tempfile
 import traceback
 from types import TracebackType
 
-import typer
+from tqppo.cli.output import say
 
 
 def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -18,7 +18,7 @@ def report(kind: type[BaseException], error: BaseException, trace: TracebackType
     with os.fdopen(handle, "w") as out:
         out.write(f"command: {' '.join(sys.argv)}\n\n{''.join(lines)}")
     summary = "".join(traceback.format_exception_only(kind, error)).strip().splitlines()[-1]
-    typer.echo(
+    say(
         f"error: unexpected error, probably a bug in tqppo: {summary}\n"
         f"The traceback is in {path}; please report it with the output of `tqppo env`.",
         err=True,

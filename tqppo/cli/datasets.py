@@ -10,7 +10,7 @@ import typer
 
 from tqppo.cli.compiling import compile_or_exit
 from tqppo.cli.options import AsJson, ConfigFiles, Overrides, Preset
-from tqppo.cli.output import emit_json
+from tqppo.cli.output import emit_json, say
 from tqppo.errors import UsageError
 
 app = typer.Typer(no_args_is_help=True, help="Look at datasets; make those that presets read.")
@@ -46,7 +46,7 @@ def show(
     if as_json:
         emit_json(asdict(look))
     else:
-        render(look, spec, name, typer.echo)
+        render(look, spec, name, say)
 
 
 @app.command("get")
@@ -74,4 +74,4 @@ def get(
         emit_json({str(path): rows for path, rows in made.items()})
         return
     for path, rows in made.items():
-        typer.echo(f"{path}: {rows:,} prompts")
+        say(f"{path}: {rows:,} prompts")

@@ -9,7 +9,7 @@ import typer
 
 from tqppo.cli.compiling import compile_named, print_diagnostics
 from tqppo.cli.options import AsJson, ConfigFiles, Overrides, Preset
-from tqppo.cli.output import emit_json
+from tqppo.cli.output import emit_json, say
 from tqppo.errors import ConfigError
 
 app = typer.Typer(no_args_is_help=True, help="Diagnose training problems.")
@@ -36,15 +36,15 @@ def logprobs(
     from tqppo.doctor.compare import render
     from tqppo.doctor.logprobs import measure
 
-    result = measure(compilation.config, num_prompts=prompts, announce=lambda what: typer.echo(f"{what} …", err=True))
+    result = measure(compilation.config, num_prompts=prompts, announce=lambda what: say(f"{what} …", err=True))
     if as_json:
         emit_json(result.as_dict())
         return
     if not sys.stdout.isatty():
         figures = {key: value for key, value in result.as_dict().items() if key != "worst"}
-        typer.echo("\n".join(f"{key}: {value}" for key, value in figures.items()))
+        say("\n".join(f"{key}: {value}" for key, value in figures.items()))
         return
-    from rich.console import Console
+    from tqppo.display.console import SafeConsole
 
     title = f"{compilation.name}: {compilation.config.rollout.backend} against transformers in fp32"
-    Console().print(render(result, title=title))
+    SafeConsole().print(render(result, title=title))

@@ -8,10 +8,8 @@ import shutil
 import subprocess
 import sys
 
-import typer
-
 from tqppo.cli.options import AsJson
-from tqppo.cli.output import emit_json
+from tqppo.cli.output import emit_json, say
 from tqppo.space import SHARED_MEMORY
 
 PACKAGES = (
@@ -27,9 +25,9 @@ def show(as_json: AsJson = False) -> None:
         emit_json(facts)
         return
     for section, values in facts.items():
-        typer.echo(f"{section}:")
+        say(f"{section}:")
         lines = [f"{key}: {value}" for key, value in values.items()] if isinstance(values, dict) else values
-        typer.echo("\n".join(f"  {line}" for line in lines or ["none"]))
+        say("\n".join(f"  {line}" for line in lines or ["none"]))
 
 
 def _system() -> dict[str, str]:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from tqppo.cli.options import AsJson, Overrides
-from tqppo.cli.output import emit_json, table
+from tqppo.cli.output import emit_json, say, table
 
 RunOrModel = Annotated[
     str, typer.Argument(metavar="RUN|MODEL", help="A run's name, a checkpoint's folder, a model's folder or hub name.")
@@ -38,15 +38,15 @@ def evaluate(
         num_prompts=prompts,
         samples=samples,
         overrides=overrides or (),
-        announce=lambda what: typer.echo(f"{what} …", err=True),
+        announce=lambda what: say(f"{what} …", err=True),
     )
     if as_json:
         emit_json(asdict(found))
         return
     for each in found.examples:
-        typer.echo(f"{each.prompt!r} → {each.answer!r}, reward {each.reward:g}")
-    typer.echo("")
+        say(f"{each.prompt!r} → {each.answer!r}, reward {each.reward:g}")
+    say("")
     rows = [name.rsplit("/", 2) for name in found.figures]
     values = found.figures.values()
     table(("source", "score", "figure", "value"), [[*r, f"{v:.3f}"] for r, v in zip(rows, values, strict=True)])
-    typer.echo(f"\n{found.model}: {found.num_prompts} prompts, {found.samples} sampled and 1 greedy answer each")
+    say(f"\n{found.model}: {found.num_prompts} prompts, {found.samples} sampled and 1 greedy answer each")

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from tqppo.cli.output import say
 from tqppo.errors import UsageError
 
 
@@ -18,11 +19,11 @@ def explain(
     from tqppo.config.show.codes import MEANINGS, page
 
     if every:
-        typer.echo(page(), nl=False)
+        say(page(), nl=False)
         return
     name = code.upper()
     if name not in MEANINGS:
         close = nearest(name, list(MEANINGS), limit=1)
         hint = f"did you mean {close[0]}?" if close else "`tqppo explain --all` prints every code"
         raise UsageError(f"there is no diagnostic {code or 'without a code'}; {hint}")
-    typer.echo(f"{name}: {MEANINGS[name]}")
+    say(f"{name}: {MEANINGS[name]}")

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from tqppo.cli.output import say
 from tqppo.errors import UsageError
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -32,4 +33,4 @@ def export(
     hide_progress_bars()
     saved = saved_actor(checkpoint)
     saved.export(to, adapter=adapter, dtype=dtype)
-    typer.echo(f"wrote {to}: step {saved.checkpoint.step} of {saved.run.name}")
+    say(f"wrote {to}: step {saved.checkpoint.step} of {saved.run.name}")

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from tqppo.untrusted import printable
+
 Preset = Annotated[
     str | None, typer.Option("--preset", "-p", metavar="NAME", help="A preset; `tqppo presets list` shows them.")
 ]
@@ -42,9 +44,18 @@ def verbosity(ctx: typer.Context, verbose: int, quiet: int) -> int:
     return max(-1, min(2, total))
 
 
+class PrintableFormatter(logging.Formatter):
+    """Log lines without anything that the terminal obeys: they quote data and other processes."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
+
+
 def set_log_level(level: int) -> None:
     """Print tqppo's own log lines as far as `level` asks for, and warnings of other libraries."""
-    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    handler = logging.StreamHandler()
+    handler.setFormatter(PrintableFormatter("%(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
     logging.getLogger("tqppo").setLevel(
         {-1: logging.ERROR, 0: logging.WARNING, 1: logging.INFO, 2: logging.DEBUG}[level]
     )

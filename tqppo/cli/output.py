@@ -8,34 +8,42 @@ from collections.abc import Sequence
 
 import typer
 
+from tqppo.untrusted import printable, printable_json
+
+
+def say(text: str, *, err: bool = False, nl: bool = True) -> None:
+    """Print text of any origin: names of files, data and what a model says hold nothing that the terminal obeys."""
+    typer.echo(printable(text), err=err, nl=nl)
+
 
 def emit_json(value: object) -> None:
-    typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
+    typer.echo(printable_json(json.dumps(value, indent=2, ensure_ascii=False)))
 
 
 def tick(finding: str) -> None:
     """Print something that was tried and is in order."""
     mark = "✓" if "utf" in (sys.stdout.encoding or "").lower() else "ok"
     typer.secho(mark, fg="green", nl=False)
-    typer.echo(f" {finding}")
+    say(f" {finding}")
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a table. Cells are literal text: rich's markup is off."""
     if not sys.stdout.isatty():
-        typer.echo("\n".join(plain_lines(header, rows)))
+        say("\n".join(plain_lines(header, rows)))
         return
     from rich import box
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
+
+    from tqppo.display.console import SafeConsole
 
     grid = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
     for i, name in enumerate(header):
         grid.add_column(name, style="cyan" if i == 0 else None, no_wrap=i == 0)
     for row in rows:
         grid.add_row(*(Text(cell) for cell in row))
-    Console().print(grid)
+    SafeConsole().print(grid)
 
 
 def plain_lines(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tqppo.cli.options import AsJson
-from tqppo.cli.output import emit_json, table
+from tqppo.cli.output import emit_json, say, table
 from tqppo.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
@@ -40,12 +40,15 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Print a preset's file, or with --resolved all settings that follow from it."""
+    from tqppo.config.read.presets import MAX_HEADER_BYTES
+    from tqppo.untrusted import read_file
+
     path = _known(preset)
-    text = _resolved(preset) if resolved else path.read_text(encoding="utf-8")
+    text = _resolved(preset) if resolved else read_file(path, MAX_HEADER_BYTES).decode(errors="replace")
     if as_json:
         emit_json({"name": preset, "path": str(path), "toml": text})
     else:
-        typer.echo(text.rstrip("\n"))
+        say(text.rstrip("\n"))
 
 
 @app.command("diff")
@@ -65,7 +68,7 @@ def diff(
     elif rows:
         table(["setting", first, second], [[key, a or "-", b or "-"] for key, a, b in rows])
     else:
-        typer.echo(f"{first} and {second} do not differ")
+        say(f"{first} and {second} do not differ")
 
 
 def _known(name: str) -> Path:

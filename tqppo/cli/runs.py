@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tqppo.cli.options import AsJson
-from tqppo.cli.output import emit_json, table
+from tqppo.cli.output import emit_json, say, table
+from tqppo.untrusted import printable
 
 if TYPE_CHECKING:
     from tqppo.run.summary import RunSummary
@@ -34,7 +35,7 @@ def list_runs(folder: RunsFolder = None, as_json: AsJson = False) -> None:
         emit_json([each.as_dict() for each in found])
         return
     if not found:
-        typer.echo(f"there are no runs in {_folder(folder)}/; start one: tqppo train --preset quickstart")
+        say(f"there are no runs in {_folder(folder)}/; start one: tqppo train --preset quickstart")
         return
     header = ("run", "state", "steps", "last", "best", "age", "size")
     table(header, [[*_cells(each), age(each.started), size(each.size_bytes)] for each in found])
@@ -63,9 +64,9 @@ def show_run(
         "model": found.model or "not exported",
     }
     for label, text in lines.items():
-        typer.echo(f"{label:<12} {text}")
+        say(f"{label:<12} {text}")
     for command in _next(found):
-        typer.echo(f"{'next':<12} {command}")
+        say(f"{'next':<12} {command}")
 
 
 @app.command("rm")
@@ -75,14 +76,14 @@ def remove_runs(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
     """Delete runs with all their files. One that a process works on is refused."""
-    from tqppo.run.summary import named_run, remove, size, summarise
+    from tqppo.run.summary import remove, run_to_remove, size, summarise
 
-    chosen = [named_run(each, _folder(folder)) for each in run]
+    chosen = [run_to_remove(each, _folder(folder)) for each in run]
     for each in chosen:
         found = summarise(each)
         question = f"delete {found.folder}: {found.state}, {found.steps} steps, {size(found.size_bytes)}?"
-        if yes or typer.confirm(question):
-            typer.echo(f"deleted {found.folder}, {size(remove(each))}")
+        if yes or typer.confirm(printable(question)):
+            say(f"deleted {found.folder}, {size(remove(each))}")
 
 
 def _folder(given: Path | None) -> Path:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from tqppo.cli.options import AsJson
-from tqppo.cli.output import emit_json
+from tqppo.cli.output import emit_json, say
 from tqppo.errors import UsageError
 
 app = typer.Typer(no_args_is_help=True, help="Look at chat templates.")
@@ -41,8 +41,8 @@ def check(
     if as_json:
         emit_json([each.as_dict() for each in findings])
     else:
-        render(findings, typer.echo)
-        typer.echo(f"{model}: {num_breaks or 'no'} turn{'s' * (num_breaks != 1)} of the conversations break a prefix")
+        render(findings, say)
+        say(f"{model}: {num_breaks or 'no'} turn{'s' * (num_breaks != 1)} of the conversations break a prefix")
     raise typer.Exit(1 if num_breaks else 0)
 
 

@@ -20,7 +20,7 @@ from tqppo.cli.options import (
     set_log_level,
     verbosity,
 )
-from tqppo.cli.output import tick
+from tqppo.cli.output import say, tick
 from tqppo.errors import ConfigError, PreflightError
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def train(
         from tqppo.config.plan.plan import make_plan
         from tqppo.config.plan.text import plan_text
 
-        typer.echo(plan_text(make_plan(compilation)).rstrip("\n"))
+        say(plan_text(make_plan(compilation)).rstrip("\n"))
         return
     level = verbosity(ctx, verbose, quiet)
     set_log_level(level)

@@ -9,7 +9,7 @@ import typer
 
 from tqppo.cli.compiling import bare_settings, compile_named, has_errors, print_diagnostics
 from tqppo.cli.options import AsJson, BareSettings, ConfigFiles, Overrides, Preset, Quiet, Unset, Verbose, verbosity
-from tqppo.cli.output import emit_json, tick
+from tqppo.cli.output import emit_json, say, tick
 from tqppo.errors import ConfigError, PreflightError, UsageError
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def _as_text(compilation: Compilation, found: list[Diagnostic], findings: list[s
     for each in findings:
         tick(each)
     if compilation.ok and level >= 0:
-        typer.echo(plan_text(make_plan(compilation), formulas=explain).rstrip("\n"))
+        say(plan_text(make_plan(compilation), formulas=explain).rstrip("\n"))
 
 
 def _as_json(compilation: Compilation, found: list[Diagnostic], findings: list[str]) -> None:
@@ -100,4 +100,4 @@ def _as_json(compilation: Compilation, found: list[Diagnostic], findings: list[s
 def _as_github(compilation: Compilation, found: list[Diagnostic]) -> None:
     from tqppo.config.diagnostics import render_github
 
-    typer.echo(render_github([*compilation.diagnostics, *found]), nl=False)
+    say(render_github([*compilation.diagnostics, *found]), nl=False)

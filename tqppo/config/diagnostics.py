@@ -5,8 +5,10 @@ from __future__ import annotations
 import textwrap
 import unicodedata
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
+
+from tqppo.untrusted import printable
 
 MIN_WRAPPED = 20
 Severity = Literal["error", "warning"]
@@ -25,7 +27,7 @@ class Span:
 
     def __str__(self) -> str:
         if self.source == "environment":
-            return f"environment:{self.text.split('=', 1)[0]}:{self.column}"
+            return f"environment:{printable(self.text.split('=', 1)[0])}:{self.column}"
         return f"{self.source}:{self.line}:{self.column}"
 
 
@@ -85,13 +87,27 @@ def render_text(diagnostics: Sequence[Diagnostic], *, color: bool = False, width
     """
     if not diagnostics:
         return ""
-    blocks = [_block(each, color, width) for each in in_order(diagnostics)]
+    blocks = [_block(_printable(each), color, width) for each in in_order(diagnostics)]
     return "\n\n".join([*blocks, summary(diagnostics)]) + "\n"
 
 
 def render_github(diagnostics: Sequence[Diagnostic]) -> str:
     """GitHub workflow commands, shown beside the lines of a pull request."""
-    return "".join(_github_line(each) + "\n" for each in in_order(diagnostics))
+    return "".join(_github_line(_printable(each)) + "\n" for each in in_order(diagnostics))
+
+
+def _printable(each: Diagnostic) -> Diagnostic:
+    """The problem with everything that a terminal would obey escaped; the line of the file keeps its columns."""
+    return replace(
+        each,
+        message=printable(each.message),
+        span=each.span and replace(each.span, source=printable(each.span.source)),
+        key=printable(each.key),
+        found=printable(each.found),
+        allowed=printable(each.allowed),
+        fix=printable(each.fix),
+        notes=tuple(map(printable, each.notes)),
+    )
 
 
 def summary(diagnostics: Sequence[Diagnostic]) -> str:
@@ -154,7 +170,7 @@ def _github_line(each: Diagnostic) -> str:
     place = {"title": f"tqppo {each.code}"}
     text = "\n".join(part for part in (each.message, each.fix and f"fix: {each.fix}", *each.notes) if part)
     if each.span and each.span.source in ("--set", "environment"):
-        text += f"\nin {each.span.source}: {each.span.text}"
+        text += f"\nin {each.span.source}: {_shown(each.span.text)}"
     elif each.span:
         place |= {"file": each.span.source, "line": str(each.span.line), "col": str(each.span.column)}
         place["endColumn"] = str(each.span.column + each.span.width)

@@ -22,10 +22,12 @@ class FreeDevices:
 
     def take(self, count: int) -> tuple[Device, ...]:
         """The first `count` devices that are free on one node; nothing if no node has as many."""
-        for free in self._nodes:
+        for place, free in enumerate(self._nodes):
             if len(free) >= count:
                 taken = tuple(free[:count])
                 del free[:count]
+                if not free:
+                    del self._nodes[place]
                 return taken
         return ()
 

@@ -19,6 +19,9 @@ else:
 Kl = Literal["none", "k1", "abs", "k2", "k3", "k1+", "k2+", "k3+"]
 Positive = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[int, Field(ge=0)]
+ProcessCount = Annotated[int, Field(ge=1, le=10_000)]  # of a role, or nodes; each gets a place in the plan
+GpusPerNode = Annotated[int, Field(ge=0, le=128)]
+GpusPerEngine = Annotated[int, Field(ge=1, le=128)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -137,7 +140,7 @@ class RolloutSection(Section):
     """Arguments of the agent loop."""
     max_trajectories: Positive = 1
     """Largest number of trajectories per session (context rewriting, sub-agents)."""
-    replicas: Positive = 1
+    replicas: ProcessCount = 1
     """Engine processes; prompts are spread over them by whole groups."""
     max_running: Positive = 256
     """Sequences that one replica decodes at once."""
@@ -145,7 +148,7 @@ class RolloutSection(Section):
     """Sessions that one replica plays at a time, tools included. 0: all of them."""
     prefix_cache_gb: NonNegativeFloat = 1.0
     """GiB per replica for caches of sessions between turns (embedded). 0: every turn computes all of its tokens."""
-    tensor_parallel: Positive = 1
+    tensor_parallel: GpusPerEngine = 1
     """GPUs per replica (vllm, sglang)."""
     memory_fraction: Annotated[float, Field(gt=0, le=1)] = 0.6
     """Share of a GPU's memory for the engine's weights and KV cache (vllm, sglang)."""
@@ -156,7 +159,7 @@ class RolloutSection(Section):
     engine_args: dict[str, Any] = {}
     """Further arguments of the engine (vllm, sglang): `{enforce-eager = true}` becomes `--enforce-eager`."""
     host: str = "127.0.0.1"
-    """Address that started servers bind to. Anything but loopback makes tqppo require a bearer token."""
+    """Address that started servers bind to. They answer only to a bearer token that tqppo makes."""
     start_timeout_s: PositiveFloat = 600.0
     """Longest time for an engine to become healthy."""
     request_timeout_s: PositiveFloat = 600.0
@@ -315,7 +318,7 @@ class OptimizerSection(Section):
     """Prompts per optimizer step (each counts group_size sessions). 0: the whole batch."""
     epochs: Positive = 1
     """Passes over the batch per step."""
-    ranks: Positive = 1
+    ranks: ProcessCount = 1
     """Worker processes that share the model (FSDP2 when more than one)."""
     micro_batch_tokens: Positive = 16_384
     """Most tokens in one forward and backward."""
@@ -356,7 +359,7 @@ class CriticSection(OptimizerSection):
 class ReferenceSection(Section):
     path: str = ""
     """Folder or hub name of the frozen reference. Empty: the initial model (LoRA: the actor without adapter)."""
-    ranks: Positive = 1
+    ranks: ProcessCount = 1
     """Worker processes that share the reference."""
     micro_batch_tokens: Positive = 32_768
     """Most tokens in one forward."""
@@ -370,7 +373,7 @@ class RewardSection(Section):
     function_args: dict[str, Any] = {}
     """Keyword arguments for the function; with several functions a table for each, by its name."""
     workers: NonNegative = 0
-    """Processes that score. 0: built-in functions run where the trajectory is made, others in one process."""
+    """ProcessCount that score. 0: built-in functions run where the trajectory is made, others in one process."""
     timeout_s: PositiveFloat = 30.0
     """Longest time to score one sample."""
     on_error: Literal["error", "zero", "drop_group"] = "error"
@@ -384,7 +387,7 @@ class RewardSection(Section):
 class RewardModelSection(Section):
     path: str = ""
     """A sequence-classification model that scores trajectories. Empty: none."""
-    ranks: Positive = 1
+    ranks: ProcessCount = 1
     """Worker processes that share the reward model."""
     weight: float = 1.0
     """The score is multiplied by this and added to the reward function's."""
@@ -401,9 +404,9 @@ class TeacherSection(Section):
     """What the teacher is asked instead, with {prompt}, {answer} and columns filled in. Empty: the prompt itself."""
     backend: str = "embedded"
     """Engine that scores: embedded, vllm or sglang."""
-    replicas: Positive = 1
+    replicas: ProcessCount = 1
     """Engine processes of this teacher."""
-    tensor_parallel: Positive = 1
+    tensor_parallel: GpusPerEngine = 1
     """GPUs per replica."""
     max_context_tokens: NonNegative = 0
     """Longest sequence that the teacher scores. 0: the student's prompt and response, plus one token."""
@@ -438,9 +441,9 @@ class DistillationSection(Section):
     """Lower clamp of log-probabilities before the divergence. 0 turns it off."""
     route_by: str = "data_source"
     """Column of the dataset that chooses the teacher."""
-    nodes: Positive = 1
+    nodes: ProcessCount = 1
     """Nodes of the teacher pool."""
-    gpus_per_node: NonNegative = 0
+    gpus_per_node: GpusPerNode = 0
     """GPUs per node of the teacher pool; 0 where teachers run on CPUs."""
     check_vocabulary: bool = True
     """Refuse a teacher whose tokenizer differs from the student's."""
@@ -483,7 +486,7 @@ class CheckpointSection(Section):
     save_on_exit: bool = True
     """Save at the end and after the first Ctrl-C or SIGTERM."""
     on_full_disk: Literal["stop", "continue"] = "stop"
-    """When a checkpoint does not fit on the disk: end the run, or go on without it. Earlier checkpoints stay."""
+    """When the disk is full: end the run, or go on without what does not fit. Earlier checkpoints stay."""
     export: bool = True
     """Write the final weights as a Hugging Face folder, export/hf."""
 
@@ -500,9 +503,9 @@ class LoggingSection(Section):
 class ClusterSection(Section):
     address: str = ""
     """Ray cluster to join (`auto` or `host:port`). Empty: a private Ray on this machine."""
-    nodes: Positive = 1
+    nodes: ProcessCount = 1
     """Nodes that the trainer's roles use."""
-    gpus_per_node: NonNegative = 0
+    gpus_per_node: GpusPerNode = 0
     """GPUs per node for actor, critic, reference and engines. 0: CPU only."""
     gpu_memory_gb: NonNegativeFloat = 0.0
     """GiB of memory of one GPU, which the plan is compared with. 0: as this machine's driver says, if it has any."""

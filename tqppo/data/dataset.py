@@ -97,7 +97,11 @@ class GymRows:
         for draw in range(tasks.MAX_DRAWS):
             entry = self._rows[index + draw * self._size]
             if tasks.is_held_out(f"{self._name}/{entry['question']}") == self._held_out:
-                extra: FileRow = {"reward": "gym", "gym": self._name, "entry": files.plain(dict(entry))}
+                extra: FileRow = {
+                    "reward": "gym",
+                    "gym": self._name,
+                    "entry": files.plain(dict(entry), self.where(index)),
+                }
                 return Row(entry["question"], str(entry["answer"]), self._name, extra)
         raise DataError(f"{self.where(index)}: no problem found for this part; give the task a larger range")
 

@@ -35,7 +35,7 @@ def open_source(source: str, keys: Keys, *, held_out: bool) -> list[Dataset]:
 
 def missing(source: str) -> str:
     """What to say of a path or pattern that leads to no file: where it was looked for, and what is there instead."""
-    path = Path(source).expanduser()
+    path = Path(os.path.expanduser(source))
     if source in tasks.TASKS:
         return f"data file {path} does not exist (a procedural task is written task:NAME)"
     place = path.absolute()
@@ -117,7 +117,11 @@ class ParquetRows:
         return digest([content.hexdigest(), *astuple(self._keys)])
 
     def _columns(self, index: int) -> FileRow:
-        return plain(self._table.slice(index, 1).to_pylist()[0])
+        try:
+            columns: FileRow = self._table.slice(index, 1).to_pylist()[0]
+        except UnicodeDecodeError as error:
+            raise DataError(f"{self.where(index)}: a text column is not UTF-8: {error}") from None
+        return plain(columns, self.where(index))
 
 
 class HubTable(Protocol):
@@ -152,7 +156,7 @@ class HubRows:
         return digest([self._name, len(self), self._table._fingerprint, *astuple(self._keys)])
 
     def _columns(self, index: int) -> FileRow:
-        return plain(dict(self._table[index]))
+        return plain(dict(self._table[index]), self.where(index))
 
 
 def hub_rows(source: str, keys: Keys, *, held_out: bool) -> HubRows:
@@ -188,10 +192,24 @@ def _dataset_name(source: str) -> str:
     return match["name"] if match else source
 
 
-def plain(columns: FileRow) -> FileRow:
-    """The columns after a round trip through JSON: tuples become lists, dates and decimals become text."""
+def plain(columns: FileRow, where: str) -> FileRow:
+    """The columns after a round trip through JSON: tuples become lists, dates and decimals become text.
+
+    DataError for a column with bytes, which are no text.
+    """
+    for name, value in columns.items():
+        if _holds_bytes(value):
+            raise DataError(
+                f"{where}: column {name!r} holds bytes, not text; save it as a string column, or leave it out"
+            )
     same: FileRow = json.loads(json.dumps(columns, default=str))
     return same
+
+
+def _holds_bytes(value: object) -> bool:
+    if isinstance(value, dict):
+        return any(map(_holds_bytes, value.values()))
+    return any(map(_holds_bytes, value)) if isinstance(value, list) else isinstance(value, bytes | bytearray)
 
 
 def digest(value: object) -> str:

@@ -93,6 +93,8 @@ def to_row(columns: FileRow, keys: Keys, *, where: str, stem: str) -> Row:
         raise DataError(
             f"{where}: column {keys.prompt!r} should be text or a list of chat messages, not {prompt!r:.80}"
         )
+    if not isinstance(prompt, str):
+        _check_messages(prompt, f"{where}: column {keys.prompt!r}")
     if keys.answer == keys.prompt:
         answer: object = _spoken_answer(prompt)
     else:
@@ -144,6 +146,31 @@ def _is_prompt(value: object) -> TypeGuard[str | list[Message]]:
         and bool(value)
         and all(isinstance(each, dict) and "role" in each and "content" in each for each in value)
     )
+
+
+def _check_messages(messages: list[Message], place: str) -> None:
+    """DataError if a message has no text: a chat template would render `None`, or fail."""
+    for number, message in enumerate(messages, 1):
+        role, content = message["role"], message["content"]
+        calls_tools = content is None and role == "assistant" and bool(message.get("tool_calls"))
+        if not isinstance(role, str) or not (isinstance(content, str) or calls_tools or _is_parts(content)):
+            wrong = f"role is {role!r:.40}" if not isinstance(role, str) else f"content is {content!r:.80}"
+            raise DataError(f"{place}, message {number}: its {wrong}; both must be text")
+
+
+def _is_parts(content: object) -> bool:
+    """Whether a content is a list of parts, as `[{"type": "text", "text": "…"}]`."""
+    return isinstance(content, list) and all(
+        isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str) for part in content
+    )
+
+
+def text_of(message: Message) -> str:
+    """The text of a message, also of one that is a list of parts; empty if it has none."""
+    content = message["content"]
+    if isinstance(content, list):
+        return "".join(str(part["text"]) for part in content)
+    return "" if content is None else str(content)
 
 
 def _question(prompt: str | list[Message]) -> str | list[Message]:

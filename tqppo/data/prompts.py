@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, TypedDict, cast, overload
 import numpy as np
 
 from tqppo.data import dataset
-from tqppo.data.layout import AUTO, DEFAULT_SOURCE_KEY, Dataset, Message, Row
+from tqppo.data.layout import AUTO, DEFAULT_SOURCE_KEY, Dataset, Message, Row, text_of
 from tqppo.data.mixture import Mixture, Places, shuffled
 from tqppo.errors import CheckpointError, DataError, PreflightError
 from tqppo.protocols import Metrics
@@ -155,7 +155,7 @@ class PromptSet:
         """Render rows by (pass over their source, index), in full length."""
         rows = [self._rows.row(index) for _, index in places]
         messages = [self._spec.messages(row) for row in rows]
-        texts = [self._render(each) for each in messages]
+        texts = [self._render(each, index) for each, (_, index) in zip(messages, places, strict=True)]
         tokens = self._tokenizer(texts, add_special_tokens=not self._spec.chat_template)["input_ids"] if texts else []
         return [
             Prompt(
@@ -204,11 +204,19 @@ class PromptSet:
             raise DataError(f"{self.where(0)}: no prompt is within data.max_prompt_tokens")
         return found
 
-    def _render(self, messages: list[Message]) -> str:
-        if self._spec.chat_template:
-            chat = cast(list[dict[str, str]], messages)  # content may be a list, too
+    def _render(self, messages: list[Message], index: int) -> str:
+        if not self._spec.chat_template:
+            return "".join(text_of(message) for message in messages)
+        from jinja2 import TemplateError
+
+        chat = cast(list[dict[str, str]], messages)  # content may be a list, too
+        try:
             return str(self._tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))
-        return "".join(str(message["content"]) for message in messages)
+        except (TemplateError, TypeError, ValueError, KeyError) as error:
+            why = f"{type(error).__name__}: {error}"
+            raise DataError(
+                f"{self.where(index)}: the model's chat template cannot render the messages: {why}"
+            ) from None
 
 
 def load(
@@ -301,7 +309,10 @@ class Sampler:
                 f"the training data changed since the checkpoint (fingerprint {state['fingerprint']}, now {found}); "
                 "put the same files and data settings back, or start a new run"
             )
-        self._epoch, self._position = state["epoch"], state["position"]
+        epoch, position = int(state["epoch"]), int(state["position"])
+        if epoch < 0 or not 0 <= position <= len(self._prompts.order(epoch)):
+            raise CheckpointError(f"the checkpoint's place in the data is not there: {position} of epoch {epoch}")
+        self._epoch, self._position = epoch, position
         self._dropped, self._truncated = state["dropped"], state["truncated"]
         self._order = self._prompts.order(self._epoch)
 

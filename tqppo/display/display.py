@@ -19,7 +19,9 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from tqppo import space
 from tqppo.display.charts import ASCII_BLOCKS, BLOCKS, duration, number, sparkline
+from tqppo.display.console import SafeConsole
 from tqppo.display.panel import panel
 from tqppo.display.progress import Progress, Validated
 
@@ -46,7 +48,7 @@ class Display:
     def __init__(
         self, title: str, *, subtitle: str = "", max_steps: int = 0, quiet: bool = False, console: Console | None = None
     ) -> None:
-        self.console = console or Console(highlight=False)
+        self.console = console or SafeConsole(highlight=False)
         self.progress = Progress(title=title, subtitle=subtitle, max_steps=max_steps)
         self._quiet = quiet
         self._is_live = self.console.is_terminal and not self.console.is_dumb_terminal and not quiet
@@ -110,16 +112,16 @@ class Display:
         if self._is_live:
             self._refresh()
         elif not self._quiet and self._gets_a_line(step, metrics):
-            self.console.print(self._line(), soft_wrap=True)
+            self._print(self._line())
 
     def note(self, text: str, *, style: str = "") -> None:
         """Print a line above the panel, such as "checkpoint saved"."""
         if not self._quiet:
-            self.console.print(Text(text, style=style), soft_wrap=True)
+            self._print(Text(text, style=style))
 
     def warn(self, text: str) -> None:
         """Print a warning; quiet runs show it too."""
-        self.console.print(Text(f"warning: {text}", style="yellow"), soft_wrap=True)
+        self._print(Text(f"warning: {text}", style="yellow"))
 
     def finish(self, ending: Ending) -> None:
         """Print the summary: validation before → after, the run's files, the next commands."""
@@ -128,9 +130,9 @@ class Display:
         if self._quiet:
             return
         if last is not None:
-            self.console.print(last)
+            self._print(last, soft_wrap=False)
         for part in self._ending(ending):
-            self.console.print(part, soft_wrap=isinstance(part, Text))
+            self._print(part, soft_wrap=isinstance(part, Text))
 
     def close(self) -> None:
         """Stop redrawing and show the cursor again. May be called at any time, any number of times."""
@@ -168,11 +170,19 @@ class Display:
         mark, style = ("✓", "green") if done else ("✗", "red")
         if self._blocks is ASCII_BLOCKS:
             mark = "ok" if done else "failed"
-        self.console.print(Text.assemble((mark, style), " ", name, (f"  {seconds:.1f} s", "dim")), soft_wrap=True)
+        self._print(Text.assemble((mark, style), " ", name, (f"  {seconds:.1f} s", "dim")))
+
+    def _print(self, part: RenderableType, *, soft_wrap: bool = True) -> None:
+        """Print. Output that goes to a file on a full disk does not end the run."""
+        try:
+            self.console.print(part, soft_wrap=soft_wrap)
+        except OSError as error:
+            if error.errno not in space.FULL:
+                raise
 
     def _plain(self, text: str) -> None:
         if not self._quiet:
-            self.console.print(Text(text), soft_wrap=True)
+            self._print(Text(text))
 
     def _gets_a_line(self, step: int, metrics: Mapping[str, float]) -> bool:
         most = self.progress.max_steps

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +17,8 @@ from tqppo.errors import CheckpointError, ConfigError, UsageError
 from tqppo.run import configure
 from tqppo.run.checkpoint import Checkpoint, CheckpointStore, find_run
 from tqppo.run.folder import RunFolder, runs_folder
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +63,7 @@ def opened(name: str, overrides: Sequence[str] = ()) -> Iterator[OpenedModel]:
         return
     saved = saved_actor(name, overrides)
     run = saved.run
-    if run.exported_step == saved.checkpoint.step:
+    if run.exported.step == saved.checkpoint.step:
         yield OpenedModel(saved.config, str(run.export), f"{run.name}, step {saved.checkpoint.step}")
         return
     with tempfile.TemporaryDirectory(prefix="tqppo-model-") as folder:
@@ -69,10 +73,10 @@ def opened(name: str, overrides: Sequence[str] = ()) -> Iterator[OpenedModel]:
 
 def is_model(name: str) -> bool:
     """Whether this is a model and no run: a folder with a model's config, or a hub name that no run has."""
-    path = Path(name).expanduser()
-    if (path / "config.json").is_file():
+    path = Path(os.path.expanduser(name))
+    if os.path.isfile(path / "config.json"):
         return True
-    return "/" in name and not path.exists() and not (runs_folder() / name).exists()
+    return "/" in name and not os.path.exists(path) and not os.path.exists(runs_folder() / name)
 
 
 def saved_actor(name: str, overrides: Sequence[str] = ()) -> SavedActor:
@@ -83,7 +87,7 @@ def saved_actor(name: str, overrides: Sequence[str] = ()) -> SavedActor:
         raise UsageError(f"{error}. A model is a folder with config.json, or a hub name such as org/name") from None
     run = RunFolder(path)
     store = CheckpointStore(run.checkpoints, run_files=run.files_of_resume)
-    checkpoint = store.open(wanted) if wanted is not None else store.newest(lambda message: None)
+    checkpoint = store.open(wanted) if wanted is not None else store.newest(log.warning)
     return SavedActor(_compiled([run.config], overrides), run, checkpoint)
 
 

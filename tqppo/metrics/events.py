@@ -86,7 +86,21 @@ class IdleGpus:
         return "; ".join([*([idle] if self.idle else []), *([unused] if self.unused else [])])
 
 
-Event = GroupLeftOut | ShortBatch | NothingToTrain | IdleGpus
+@dataclass(frozen=True, slots=True)
+class TrajectoriesNotWritten:
+    """A step whose trajectories found the disk full, in a run that goes on all the same."""
+
+    name: ClassVar[str] = "trajectories_not_written"
+
+    step: int
+    problem: str
+
+    @property
+    def notice(self) -> str:
+        return f"the trajectories of step {self.step} were not written, training goes on: {self.problem}"
+
+
+Event = GroupLeftOut | ShortBatch | NothingToTrain | IdleGpus | TrajectoriesNotWritten
 ReportEvent = Callable[[Event], None]
 
 

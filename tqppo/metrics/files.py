@@ -24,6 +24,28 @@ TIME = "time"  # when a line was written, in seconds since 1970
 TIMINGS = ("timing_s/", "timing_per_token_ms/", "perf/", "teacher/")  # teachers answer from their cache, too
 
 
+class WaitingLines:
+    """Appends lines to a file. Lines that do not fit on the disk are an `OutOfSpace`, and go before the next one."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path, self._waiting = Path(path), b""
+
+    def add(self, line: bytes) -> None:
+        self._waiting += line
+        self.flush()
+
+    def flush(self) -> None:
+        """Write the lines that had no room before."""
+        waiting, self._waiting = self._waiting, b""  # a signal may end the run in the write, and must not repeat it
+        if not waiting:
+            return
+        try:
+            space.append_line(self.path, waiting)
+        except OutOfSpace:
+            self._waiting = waiting
+            raise
+
+
 class MetricsLog:
     """Appends one line per step. Once `write` returns, the line survives SIGKILL.
 
@@ -31,23 +53,20 @@ class MetricsLog:
     """
 
     def __init__(self, path: str | Path) -> None:
-        self._path, self._pending = Path(path), b""
+        self._lines = WaitingLines(path)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._pending += line(step, {**metrics, TIME: round(time.time(), 3)})
-        self.flush()
+        self._lines.add(line(step, {**metrics, TIME: round(time.time(), 3)}))
 
     def flush(self) -> None:
         """Write the lines that had no room before."""
-        if self._pending:
-            space.append_line(self._path, self._pending)
-            self._pending = b""
+        self._lines.flush()
 
     def sync(self) -> None:
         """Write what is left, and return once all lines are on the disk."""
         self.flush()
-        if self._path.exists():
-            space.sync(self._path)
+        if self._lines.path.exists():
+            space.sync(self._lines.path)
 
 
 class EventLog:
@@ -55,14 +74,12 @@ class EventLog:
     for room."""
 
     def __init__(self, path: str | Path) -> None:
-        self._path, self._pending = Path(path), b""
+        self._lines = WaitingLines(path)
 
     def write(self, event: str, **fields: object) -> None:
         stamp = {"time": round(time.time(), 3), "event": event}
-        self._pending += json.dumps({**stamp, **fields}, default=str).encode() + b"\n"
         with suppress(OutOfSpace):  # the screen shows the same; a run does not end for its journal
-            space.append_line(self._path, self._pending)
-            self._pending = b""
+            self._lines.add(json.dumps({**stamp, **fields}, default=str).encode() + b"\n")
 
     def report(self, event: Event) -> None:
         """Append a typed event, with its fields under their names."""

@@ -6,6 +6,7 @@ import importlib
 import math
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Protocol
@@ -22,19 +23,29 @@ class Tracker(Protocol):
 
 
 class TensorBoard:
-    """Event files in `<run>/tensorboard`. A resumed run purges the steps that it writes again."""
+    """Event files in `<run>/tensorboard`. A resumed run purges the steps that it writes again.
+
+    The writer's thread ends when the disk is full; the next step then begins another file.
+    """
 
     def __init__(self, folder: Path, *, first_step: int) -> None:
         module = _import("tensorboard", "torch.utils.tensorboard", "tensorboard")
-        self._writer = module.SummaryWriter(str(folder / "tensorboard"), purge_step=first_step)
+        self._open = partial(module.SummaryWriter, str(folder / "tensorboard"))
+        self._writer = self._open(purge_step=first_step)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        for name, value in metrics.items():
-            self._writer.add_scalar(name, value, step)
-        self._writer.flush()
+        try:
+            self._writer = self._writer or self._open()
+            for name, value in metrics.items():
+                self._writer.add_scalar(name, value, step)
+            self._writer.flush()
+        except OSError:
+            self._writer = None
+            raise
 
     def close(self) -> None:
-        self._writer.close()
+        if self._writer is not None:
+            self._writer.close()
 
 
 class Wandb:
@@ -54,15 +65,16 @@ class Wandb:
 
 
 class Trackers:
-    """Every tracker of a run. Values that are not finite are left out."""
+    """Every tracker of a run. Values that are not finite are left out. `OutOfSpace` if the disk of `folder` is full."""
 
-    def __init__(self, trackers: Sequence[Tracker]) -> None:
-        self._trackers = trackers
+    def __init__(self, trackers: Sequence[Tracker], folder: Path) -> None:
+        self._trackers, self._folder = trackers, folder
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
-        for tracker in self._trackers:
-            tracker.log(step, finite)
+        with space.explained(self._folder, 0):
+            for tracker in self._trackers:
+                tracker.log(step, finite)
 
     def close(self) -> None:
         for tracker in self._trackers:
@@ -79,9 +91,8 @@ def load(
 ) -> Trackers:
     """Start the trackers of a run. PreflightError, with the command to install it, if one is not installed."""
     folder = Path(folder)
-    return Trackers(
-        [_make(name, folder, project=project, config=config or {}, first_step=first_step) for name in names]
-    )
+    made = [_make(name, folder, project=project, config=config or {}, first_step=first_step) for name in names]
+    return Trackers(made, folder)
 
 
 def check(names: Iterable[str]) -> None:

@@ -15,6 +15,7 @@ from typing import TypedDict, cast
 
 import numpy as np
 
+from tqppo import space
 from tqppo.errors import CheckpointError, DataLost
 from tqppo.queue.blocks.block import Block, BlockView
 from tqppo.queue.connection import Connection
@@ -89,14 +90,19 @@ def _pieces(view: BlockView) -> list[memoryview]:
 
 
 def _write(path: Path, pieces: Sequence[memoryview]) -> None:
-    """Write to a temporary name, sync, then rename, so that the file is whole or absent."""
+    """Write to a temporary name, sync, then rename, so that the file is whole or absent. `OutOfSpace` if it is full."""
     temporary = path.with_name(path.name + ".tmp")
-    with open(temporary, "wb") as file:
-        for piece in pieces:
-            file.write(piece)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    with space.explained(path.parent, sum(len(piece) for piece in pieces)):
+        try:
+            with open(temporary, "wb") as file:
+                for piece in pieces:
+                    file.write(piece)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
 
 
 def _plain(tables: Mapping[str, TableDump]) -> dict[str, TableDump]:

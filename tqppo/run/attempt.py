@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import os
-import shutil
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -54,16 +52,12 @@ class Attempt:
 
     def run(self) -> int:
         logs = self.folder.next_attempt()
-        if self.checkpoint:
-            self.go_back()
         self.display = Display(
             self.folder.name,
             subtitle=f"{self.config.mode} · {self.config.model.path} · {self.config.rollout.backend}",
             max_steps=self.config.run.max_steps,
             quiet=self.verbosity < 0,
         )
-        if self.checkpoint and self.folder.metrics.exists():
-            self.display.recall(metrics_files.read(self.folder.metrics))
         self.events, self.metrics = EventLog(self.folder.events), MetricsLog(self.folder.metrics)
         self.is_training = False
         self.events.write("start", step=self.start, logs=str(logs))
@@ -87,28 +81,33 @@ class Attempt:
             check=self.lock.check,
         )
 
-    def go_back(self) -> None:
-        """Bring the run's files back to the step of the checkpoint: first the checkpoints, so that a kill in between
-        leaves metrics of too many steps, which the next resume cuts, and not of too few."""
+    def go_back(self) -> list[str]:
+        """Bring the run's files back to the step of the checkpoint; returns what to tell the user.
+
+        The checkpoints come first, so that a kill in between leaves metrics of too many steps, which the next resume
+        cuts, and not of too few.
+        """
+        self.lock.check()
         self.store.remove_partial()
         later = self.store.set_later_aside(self.start)
         said = metrics_files.cut(self.folder.metrics, self.start)
         if later:
             steps = ", ".join(map(str, later))
             said.append(f"going on from step {self.start}; later checkpoints ({steps}) go as the run passes them")
-        for each in said:
-            logging.getLogger(__name__).warning(each)
+        return said
 
     def _end(self, code: int) -> None:
         with suppress(LockLost):  # then the folder belongs to another process
             self.lock.check()
             self.store.remove_partial()
+            self.folder.exported.remove_partial()
             self.events.write("end", exit_code=code)
             with suppress(OutOfSpace):  # the user knows; there may be room now that nothing partial is left
                 self.metrics.flush()
 
     def _stopping(self, name: str) -> None:
-        what = "finishing this step, then saving" if self.is_training else "stopping before the first step"
+        saving = "then saving" if self.config.checkpoint.save_on_exit else "without saving (checkpoint.save_on_exit)"
+        what = f"finishing this step, {saving}" if self.is_training else "stopping before the first step"
         self.display.note(f"{name}: {what}; once more aborts at once")
 
     def _train(self, stop: StopRequest, logs: Path) -> int:
@@ -141,7 +140,7 @@ class Attempt:
             self.is_training = True
             spare_what_started()
             code = loop.run(self.start)
-            self.metrics.flush()
+            self._flush_metrics()
             self._print_ending(code)
         return code
 
@@ -155,8 +154,16 @@ class Attempt:
         if self.checkpoint is not None:
             with self.display.stage(f"loading the checkpoint of step {self.start}"):
                 run.load(self.checkpoint.folder, self.checkpoint.driver_state(), self.start)
+            self._recall()
         self.store.remember_run_files()
         return run
+
+    def _recall(self) -> None:
+        """Take the run's history in, once everything has started: a start that fails changes no file of it."""
+        for message in self.go_back():
+            self._warn(message)
+        if self.folder.metrics.exists():
+            self.display.recall(metrics_files.read(self.folder.metrics))
 
     def _loop(self, run: LiveRun, stop: StopRequest) -> Loop:
         config = self.config
@@ -200,16 +207,29 @@ class Attempt:
 
     def _log(self, step: int, metrics: dict[str, float]) -> None:
         self.lock.check()
-        try:
+        with self._goes_on(f"the metrics of step {step}", "wait for room on the disk"):
             self.metrics.write(step, metrics)
-        except OutOfSpace as error:
-            if self.config.checkpoint.on_full_disk == "stop":
-                raise OutOfSpace(f"the metrics of step {step} were not written: {error}") from error
-            self._warn(f"the metrics of step {step} wait for room on the disk, training goes on: {error}")
-        self.trackers.log(step, metrics)
+        with self._goes_on(f"the metrics of step {step}", "are not in every tracker"):
+            self.trackers.log(step, metrics)
         self.display.step(step, metrics)
         for callback in self.callbacks:
             callback(step, dict(metrics))
+
+    @contextmanager
+    def _goes_on(self, what: str, consequence: str) -> Iterator[None]:
+        """End the run if the disk is full, or warn and go on: `checkpoint.on_full_disk` decides."""
+        try:
+            yield
+        except OutOfSpace as error:
+            if self.config.checkpoint.on_full_disk == "stop":
+                raise OutOfSpace(f"{what} were not written: {error}") from error
+            self._warn(f"{what} {consequence}, training goes on: {error}")
+
+    def _flush_metrics(self) -> None:
+        try:
+            self.metrics.flush()
+        except OutOfSpace as error:
+            raise OutOfSpace(f"the metrics of the last steps were not written: {error}") from error
 
     def _save_parts(self, run: LiveRun, folder: Path) -> None:
         self.metrics.sync()  # a checkpoint without the metrics up to its step would leave a gap
@@ -220,13 +240,11 @@ class Attempt:
             return
         with self.display.stage("exporting the model"):
             self.lock.check()
-            partial = self.folder.export.with_name(".partial-hf")
-            shutil.rmtree(partial, ignore_errors=True)
+            self.folder.exported.remove_partial()
             try:
-                run.export(partial)
-                self.folder.replace_export(partial, max(self.start, self.config.run.max_steps))
+                run.export(self.folder.exported.partial)
+                self.folder.exported.replace(max(self.start, self.config.run.max_steps))
             except OutOfSpace as error:
-                shutil.rmtree(partial, ignore_errors=True)
                 again = f"; `tqppo resume --checkpoint {self.folder.name}` exports it once there is room"
                 raise OutOfSpace(
                     f"the model was not exported: {error}{again if self.folder.is_saved else ''}"

@@ -23,6 +23,7 @@ from typing import Any
 
 from tqppo import space
 from tqppo.errors import CheckpointError, TqppoError
+from tqppo.untrusted import read_json
 
 FORMAT = 2
 MANIFEST = "MANIFEST.json"
@@ -30,6 +31,7 @@ DRIVER = "driver.json"
 PREFIX = "step_"
 CONFIG = "config.resolved.toml"
 PARTIAL, LATER = f".partial-{PREFIX}", f".later-{PREFIX}"
+MAX_MANIFEST_BYTES = 1 << 26
 SMALL_FILES_BYTES = 1 << 20  # what a checkpoint takes besides tensors, at most
 
 
@@ -41,7 +43,13 @@ class Checkpoint:
     step: int
 
     def driver_state(self) -> dict[str, Any]:
-        state: dict[str, Any] = json.loads((self.folder / DRIVER).read_text())
+        """The driver's own state; `CheckpointError` if it is none, whatever its hash says."""
+        try:
+            state = read_json(self.folder / DRIVER, MAX_MANIFEST_BYTES)
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{self.folder / DRIVER} cannot be read: {error}") from None
+        if not isinstance(state, dict):
+            raise CheckpointError(f"{self.folder / DRIVER} is corrupt: it is not a table")
         return state
 
 
@@ -80,16 +88,21 @@ class CheckpointStore:
         least: without that much room it is not begun. `OutOfSpace` if the disk is full.
         """
         self.check()
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.remove_partial()
-        space.require(self.folder, num_bytes + SMALL_FILES_BYTES if num_bytes else 0)
+        partial = self._unused(step)
         try:
             with space.explained(self.folder, num_bytes):
-                partial = self._fill(step, save_parts, driver_state)
+                self.folder.mkdir(parents=True, exist_ok=True)
+                self.remove_partial()
+                space.require(self.folder, num_bytes + SMALL_FILES_BYTES if num_bytes else 0)
+                self._fill(partial, step, save_parts, driver_state)
+                self.check()
+                return self._move_in(partial, step)
         except (OSError, TqppoError):
-            self.remove_partial()
+            shutil.rmtree(partial, ignore_errors=True)  # no other: the run may have been lost to another process
             raise
-        self.check()
+
+    def _move_in(self, partial: Path, step: int) -> Path:
+        """Give a finished checkpoint its name; then those go that are no longer kept."""
         final = self._path(step)
         self._discard(final)  # left by an earlier attempt that was resumed from before it
         partial.rename(final)
@@ -101,10 +114,14 @@ class CheckpointStore:
     def _path(self, step: int) -> Path:
         return self.folder / f"{PREFIX}{step:06d}"
 
-    def _fill(self, step: int, save_parts: Callable[[Path], None], driver_state: Mapping[str, Any]) -> Path:
+    def _later(self, step: int) -> Path:
+        return self.folder / f"{LATER}{step:06d}"
+
+    def _fill(
+        self, partial: Path, step: int, save_parts: Callable[[Path], None], driver_state: Mapping[str, Any]
+    ) -> None:
         if self._run_digests is None:
             self.remember_run_files()
-        partial = self._unused(step)
         partial.mkdir()
         save_parts(partial)
         (partial / DRIVER).write_text(json.dumps(driver_state, indent=2, sort_keys=True) + "\n")
@@ -115,13 +132,14 @@ class CheckpointStore:
             "run_files": self._run_digests,
         }
         (partial / MANIFEST).write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n")
-        _sync_tree(partial)
-        return partial
+        space.sync_tree(partial)
 
     def remove_partial(self) -> None:
         """Remove what a save that was killed or failed left behind."""
         for path in self.folder.glob(f"{PARTIAL}*"):
             shutil.rmtree(path, ignore_errors=True)  # a worker of a killed run may write here for another moment
+        for step in self.steps():
+            shutil.rmtree(self._later(step), ignore_errors=True)  # it has been saved again
 
     def _unused(self, step: int) -> Path:
         """A new name for what is on its way in or out."""
@@ -137,20 +155,20 @@ class CheckpointStore:
     def set_later_aside(self, step: int) -> list[int]:
         """Hide the checkpoints after `step`, from where the run goes on: a later resume must not jump to them.
 
-        They are deleted once the run has saved their step again. Returns their steps.
+        They are deleted once the run has saved their step again. Returns their steps. The last one is hidden first: a
+        kill in between leaves no step that is hidden before one that is not.
         """
         later = [each for each in self.steps() if each > step]
-        for each in later:
-            hidden = self.folder / f"{LATER}{each:06d}"
-            self._discard(hidden)
-            self._path(each).rename(hidden)
+        for each in reversed(later):
+            self._discard(self._later(each))
+            self._path(each).rename(self._later(each))
         if later:
             self._point_latest(self._path(step))
         return later
 
     def steps(self) -> list[int]:
         """Steps that have a folder, oldest first; whether they are complete is for `open_checkpoint` to say."""
-        return sorted(_step_of(path) for path in self.folder.glob(f"{PREFIX}*") if _is_step(path))
+        return saved_steps(self.folder)
 
     def newest(self, warn: Callable[[str], None] = lambda message: None) -> Checkpoint:
         """The newest complete checkpoint; later ones that are damaged are named to `warn` and passed over.
@@ -195,6 +213,11 @@ class CheckpointStore:
                 self._discard(later)
 
 
+def saved_steps(folder: Path) -> list[int]:
+    """Steps that have a checkpoint's folder, oldest first."""
+    return sorted(_step_of(path) for path in folder.glob(f"{PREFIX}*") if _is_step(path))
+
+
 class NewerFormat(CheckpointError):
     """The checkpoint was written by a later version of tqppo."""
 
@@ -234,7 +257,7 @@ def _manifest(folder: Path) -> Manifest:
     if not path.is_file():
         raise CheckpointError(f"{path} is missing: this checkpoint is partial")
     try:
-        read = json.loads(path.read_bytes())
+        read: Any = read_json(path, MAX_MANIFEST_BYTES)
         version = _whole_number(read["format"])
         if version > FORMAT:
             raise NewerFormat(
@@ -266,7 +289,12 @@ def _check_file(base: Path, name: str, expected: Any) -> None:
     path = base / name
     if not os.path.isfile(path):  # false for impossible names too, unlike `is_file`
         raise CheckpointError(f"{path} is missing: this checkpoint is partial")
-    if not isinstance(expected, dict) or path.stat().st_size != expected.get("bytes") or _digest(path) != expected:
+    try:
+        is_same = isinstance(expected, dict) and path.stat().st_size == expected.get("bytes")
+        is_same = is_same and _digest(path) == expected
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
+    if not is_same:
         raise CheckpointError(f"{path} is corrupt: it is not what {MANIFEST} recorded when it was saved")
 
 
@@ -328,8 +356,3 @@ def _digest(path: Path) -> dict[str, Any]:
         while chunk := file.read(1 << 20):
             sha256.update(chunk)
     return {"bytes": path.stat().st_size, "sha256": sha256.hexdigest()}
-
-
-def _sync_tree(folder: Path) -> None:
-    for path in [*folder.rglob("*"), folder]:
-        space.sync(path)

@@ -136,10 +136,12 @@ def _quiet() -> None:
 
 def _keep_logs(session: Path, logs: Path) -> None:
     """Copy what Ray's workers printed into the run's folder. A failure, such as a full disk, must not hide why a run
-    ended, nor keep Ray's own folder from being removed."""
-    try:
-        for path in sorted(session.glob("session_2*/logs/worker-*")):
+    ended, nor keep Ray's own folder from being removed; half a copy gives its room back."""
+    for path in sorted(session.glob("session_2*/logs/worker-*")):
+        try:
             if path.is_file() and path.stat().st_size:
                 shutil.copy(path, logs / path.name)
-    except OSError as error:
-        log.warning("the logs of Ray's workers could not be copied to %s: %s", logs, error.strerror)
+        except OSError as error:
+            (logs / path.name).unlink(missing_ok=True)
+            log.warning("the logs of Ray's workers could not be copied to %s: %s", logs, error.strerror)
+            return

@@ -91,7 +91,15 @@ def make_stages(
         actor=ActorStage(groups.actor, clock, features, facts.mini_batch_rows(config, "actor"), report),
         reference=ReferenceStage(groups.reference, groups.actor, clock, features),
         critic=None if critic is None else CriticStage(critic, clock, facts.mini_batch_rows(config, "critic")),
-        advantages=AdvantageStage(processes.estimator, clock, features, kl_controller(config), trajectories),
+        advantages=AdvantageStage(
+            processes.estimator,
+            clock,
+            features,
+            kl_controller(config),
+            trajectories,
+            skips_on_full_disk=config.checkpoint.on_full_disk == "continue",
+            report=report,
+        ),
         critic_only_steps=config.critic.warmup_only_steps,
     )
 

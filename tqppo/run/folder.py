@@ -13,8 +13,10 @@ from pathlib import Path
 from tqppo import space
 from tqppo.errors import PreflightError, UsageError
 from tqppo.metrics import files as metrics_files
-from tqppo.run.checkpoint import CONFIG, PREFIX
+from tqppo.run.checkpoint import CONFIG, saved_steps
+from tqppo.run.exported import ExportedModel
 from tqppo.run.lock import LOCK
+from tqppo.untrusted import FOLDER_NAMES, is_folder_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,22 +75,22 @@ class RunFolder:
     @property
     def is_saved(self) -> bool:
         """Whether there is a checkpoint to resume from."""
-        return _is_saved(self.path)
+        return bool(saved_steps(self.checkpoints))
+
+    def saved_bytes(self) -> int:
+        """What its checkpoints and its export take on the disk; new ones come in their place."""
+        files = [*self.checkpoints.rglob("*"), *self.export.parent.rglob("*")]
+        return sum(path.lstat().st_size for path in files if path.is_file())
 
     @property
-    def exported_step(self) -> int | None:
-        """The step whose weights are in `export`; None if it is not known."""
-        try:
-            return int((self.export.parent / ".step").read_text())
-        except (OSError, ValueError):
-            return None
+    def exported(self) -> ExportedModel:
+        return ExportedModel(self.export)
 
     @property
     def trained_steps(self) -> int:
-        """The last step that metrics or a checkpoint tell of."""
+        """The last step that metrics, a checkpoint or an export tell of."""
         steps = [int(each["step"] or 0) for each in metrics_files.read(self.metrics)] if self.metrics.is_file() else []
-        saved = [int(each.name[len(PREFIX) :]) for each in self.checkpoints.glob(f"{PREFIX}*")]
-        return max([0, *steps, *saved])
+        return max([self.exported.step or 0, *steps, *saved_steps(self.checkpoints)])
 
     def refuse_if_taken(self, *, overwrite: bool) -> None:
         """UsageError if the folder belongs to a run that has trained, or is not a run's at all."""
@@ -98,32 +100,25 @@ class RunFolder:
         if not is_run:
             raise UsageError(f"{self.path} is there already and is no run. Choose another run.name")
         steps = self.trained_steps
-        if overwrite or not steps:
+        if overwrite or not (steps or self.export.is_dir()):
             return
         way_on = f"Go on with it: `tqppo resume {self.name}`" if self.is_saved else "It has no checkpoint"
         longer = f"Train it longer: `tqppo resume {self.name} --max-steps {steps * 2}`"
         raise UsageError(
             f"there is a run at {self.path} already, with {steps} steps. "
-            f"{longer if self.exported_step == steps else way_on}; replace it: --overwrite; or choose another --name"
+            f"{longer if self.exported.step == steps else way_on}; replace it: --overwrite; or choose another --name"
         )
 
     def clear(self) -> None:
-        """Remove the files of an earlier run. Call it with the run's lock."""
-        for each in self.path.iterdir():
+        """Remove the files of an earlier run. Call it with the run's lock.
+
+        The config goes last: what a kill leaves is still known to be a run, and can be removed like one.
+        """
+        for each in sorted(self.path.iterdir(), key=lambda path: path == self.config):
             if each.is_dir() and not each.is_symlink():
                 shutil.rmtree(each)
             elif each.name != LOCK:
                 each.unlink()
-
-    def replace_export(self, made: Path, step: int) -> None:
-        """Put a finished export in place of the one before."""
-        before = self.export.with_name(".before-hf")
-        shutil.rmtree(before, ignore_errors=True)
-        if self.export.exists():
-            self.export.rename(before)
-        made.rename(self.export)
-        space.write_whole(self.export.parent / ".step", str(step).encode())
-        shutil.rmtree(before, ignore_errors=True)
 
     def next_attempt(self) -> Path:
         """A fresh folder for the logs of this start; `logs/latest` points to it."""
@@ -151,7 +146,10 @@ def new_run(runs: Path, name: str, *, preset: str, model: str, overwrite: bool =
 
     The folder may hold files of such a run; `RunFolder.clear` removes them once the run is locked.
     """
-    chosen = name or unused_name(runs, f"{preset or 'run'}-{_slug(Path(model).name)}-{time.strftime('%m%d-%H%M%S')}")
+    if name and not is_folder_name(name):
+        raise UsageError(f"{name!r} cannot be the name of a run: it is a folder's, of {FOLDER_NAMES}")
+    made = f"{_slug(preset or 'run')}-{_slug(Path(model).name)}-{time.strftime('%m%d-%H%M%S')}"
+    chosen = name or unused_name(runs, made)
     folder = RunFolder(runs / chosen)
     try:
         folder.path.mkdir(parents=True)
@@ -161,7 +159,7 @@ def new_run(runs: Path, name: str, *, preset: str, model: str, overwrite: bool =
         raise UsageError(f"run.dir cannot hold runs: {error.filename} is not a folder") from None
     except OSError as error:
         if error.errno in space.FULL:
-            raise space.out_of_space(_existing(runs), 0, error) from error
+            raise space.out_of_space(runs, 0, error) from error
         raise PreflightError(f"the run's folder {folder.path} cannot be made: {error.strerror}") from None
     return folder
 
@@ -172,14 +170,5 @@ def unused_name(runs: Path, name: str) -> str:
     return name if not (runs / name).exists() else next(each for each in numbered if not (runs / each).exists())
 
 
-def _is_saved(run: Path) -> bool:
-    return any((run / "checkpoints").glob("step_*"))
-
-
-def _existing(folder: Path) -> Path:
-    """The folder, or the nearest one above it that is there."""
-    return next(each for each in (folder, *folder.absolute().parents) if each.exists())
-
-
 def _slug(text: str) -> str:
-    return re.sub(r"[^a-zA-Z0-9.]+", "-", text).strip("-").lower()[:32] or "model"
+    return re.sub(r"[^a-zA-Z0-9.]+", "-", text).strip("-.").lower()[:32] or "model"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tqppo.data.prompts import Prompt, Sampler
-from tqppo.errors import OutOfSpace
+from tqppo.errors import CheckpointError, OutOfSpace
 from tqppo.metrics import validation
 from tqppo.protocols import Metrics
 from tqppo.queue.client import Queue
@@ -74,6 +74,12 @@ def save_learner(learner: Learner, folder: str) -> str:
     return str(problems[0]) if problems else f"no room in {folder} for the state of a rank" if any(is_full) else ""
 
 
+def _made(folder: Path) -> str:
+    """A new folder, made by the driver: on a full disk that is an error here, and not of a worker, which would end."""
+    folder.mkdir(parents=True)
+    return str(folder.resolve())
+
+
 @dataclass
 class LiveRun:
     """Everything of a run that lives while it trains."""
@@ -90,9 +96,9 @@ class LiveRun:
 
     def save(self, folder: Path) -> None:
         """Write everything but the driver's own state into a checkpoint's folder."""
-        problem = self.actor.call(save_learner, str((folder / "actor").resolve()))
+        problem = self.actor.call(save_learner, _made(folder / "actor"))
         if self.critic is not None and not problem:
-            problem = self.critic.call(save_learner, str((folder / "critic").resolve()))
+            problem = self.critic.call(save_learner, _made(folder / "critic"))
         if problem:
             raise OutOfSpace(problem)
         self.queue.snapshot(folder / "queue")
@@ -110,11 +116,18 @@ class LiveRun:
         if self.critic is not None:
             self.critic.call(Learner.load, str((folder / "critic").resolve()))
         self.queue.restore(folder / "queue")
-        self.sampler.restore(driver_state["data"])
-        advantages = self.stages.advantages
-        advantages.controller = replace(advantages.controller, coef=driver_state["kl_coef"])
+        self._restore_driver(driver_state)
         self.stages.rollout.load_weights(self.stages.actor.publish(step))
         self.clock.take()
+
+    def _restore_driver(self, state: dict[str, Any]) -> None:
+        advantages = self.stages.advantages
+        try:
+            self.sampler.restore(state["data"])
+            advantages.controller = replace(advantages.controller, coef=float(state["kl_coef"]))
+        except (KeyError, TypeError, ValueError) as error:
+            why = f"{type(error).__name__}: {error}"
+            raise CheckpointError(f"driver.json of the checkpoint is not what a run saves: {why}") from None
 
     def driver_state(self) -> dict[str, Any]:
         state = {"data": self.sampler.state(), "kl_coef": self.stages.advantages.controller.coef}

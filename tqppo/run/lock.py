@@ -26,14 +26,18 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from tqppo import space
 from tqppo.errors import LockLost, PreflightError
+from tqppo.untrusted import parse_json
 
 LOCK = ".lock"  # the lock file in a run's folder
 RENEW_S = 10.0
 EXPIRES_S = 60.0  # a holder on another machine that has not renewed its lease for this long is dead
 SETTLE_S = 0.2  # between writing a lease and reading it back, so that one of two machines that write at once sees it
+JOIN_S = 5.0  # for the thread that renews the lease; it may wait for the file system
+LOOK_S = 0.05  # longer than `is_held` has a lock file locked
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -80,7 +84,7 @@ class RunLock:
         self.path = folder / LOCK
         self._renew_s, self._expires_s, self._settle_s, self._flock = renew_s, expires_s, settle_s, flock
         self._descriptor, self._token = -1, ""
-        self._released, self._checking = threading.Event(), threading.Lock()
+        self._released, self._checking = threading.Event(), threading.RLock()
         self._renewing: threading.Thread | None = None
 
     def __enter__(self) -> RunLock:
@@ -96,7 +100,7 @@ class RunLock:
     ) -> None:
         self._released.set()
         if self._renewing is not None:
-            self._renewing.join()
+            self._renewing.join(JOIN_S)
         _held.discard(self)
         if self._descriptor < 0:
             return  # a forked child, which does not hold the lock
@@ -140,19 +144,16 @@ class RunLock:
         try:
             with space.explained(self.path.parent, 0):
                 self._take(descriptor)
+        except FileNotFoundError:
+            os.close(descriptor)
+            raise PreflightError(f"{self.path.parent} was deleted by another process at this moment") from None
         except BaseException:
             os.close(descriptor)
             raise
         return descriptor
 
     def _take(self, descriptor: int) -> None:
-        try:
-            self._flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            is_proof = True
-        except BlockingIOError:
-            raise self._refusal(_holder(descriptor)) from None
-        except OSError:
-            is_proof = False  # a file system without flock: the lease alone decides
+        is_proof = self._flocked(descriptor)
         previous = _holder(descriptor)
         if (
             previous is not None
@@ -166,6 +167,24 @@ class RunLock:
         if not is_same_file or now != holder:
             raise self._refusal(now)
         self._token = holder.token
+
+    def _flocked(self, descriptor: int) -> bool:
+        """Take the flock. False on a file system that has none: there the lease alone decides.
+
+        A second try follows a first one in vain: `is_held` has the file locked for a moment.
+        """
+        try:
+            self._flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            time.sleep(LOOK_S)
+        except OSError:
+            return False
+        try:
+            self._flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            raise self._refusal(_holder(descriptor)) from None
 
     def _sign(self, descriptor: int) -> Holder:
         """Write into the lock file that this process holds it."""
@@ -226,6 +245,27 @@ class RunLock:
                 os.utime(self._descriptor)
 
 
+def is_held(folder: Path) -> bool:
+    """Whether a process works on the run, as far as can be told without touching its lock file."""
+    try:
+        descriptor = os.open(folder / LOCK, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        holder, is_proof = _holder(descriptor), True
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            is_proof = False
+        if holder is None or (is_proof and holder.machine == this_machine()):
+            return False
+        return abs(time.time() - os.fstat(descriptor).st_mtime) < EXPIRES_S
+    finally:
+        os.close(descriptor)
+
+
 _held: weakref.WeakSet[RunLock] = weakref.WeakSet()
 
 
@@ -240,8 +280,8 @@ os.register_at_fork(after_in_child=_leave_in_child)
 
 def _holder(descriptor: int) -> Holder | None:
     try:
-        read = json.loads(os.pread(descriptor, 4096, 0))
+        read: Any = parse_json(os.pread(descriptor, 4096, 0))
         texts = (str(read[name]) for name in ("host", "since", "command", "machine", "token"))
         return Holder(int(read["pid"]), *texts)
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+    except (ValueError, KeyError, TypeError, OverflowError, OSError):
         return None

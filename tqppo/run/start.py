@@ -6,6 +6,7 @@ import logging
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from tqppo import space
@@ -18,12 +19,12 @@ from tqppo.config.plan.machine import this_machine
 from tqppo.config.sections import Config
 from tqppo.config.show.export import flat, origins_json, resolved_toml
 from tqppo.display.display import Display
-from tqppo.errors import CheckpointError, ConfigError, TqppoError
+from tqppo.errors import CheckpointError, ConfigError
 from tqppo.metrics import trackers
 from tqppo.rollout.loops.base import check_loop
 from tqppo.run.attempt import Attempt, Callback
 from tqppo.run.branch import branch, what_changes
-from tqppo.run.checkpoint import Checkpoint, CheckpointStore, find_run
+from tqppo.run.checkpoint import Checkpoint, CheckpointStore, NewerFormat, find_run
 from tqppo.run.folder import RunFolder, new_run, runs_folder
 from tqppo.run.lock import RunLock
 
@@ -102,6 +103,7 @@ def resume(
         changed = changed_results(folder, changes)
         forked = new_run(folder.path.parent, fork, preset="", model="")
         with RunLock(forked.path) as lock:
+            forked.refuse_if_taken(overwrite=False)  # another process may have trained here meanwhile
             forked.clear()
             if changed:
                 compilation = _branched(folder, forked, found, changes)
@@ -120,15 +122,19 @@ def _branched(folder: RunFolder, forked: RunFolder, found: Checkpoint, changes: 
         _check_room(compilation.draft, forked.path, compilation.origins)
         space.write_whole(forked.config, resolved_toml(compilation.draft).encode())
         space.write_whole(forked.origins, origins_json(compilation).encode())
-    except (OSError, TqppoError):
+    except BaseException:  # a signal, too
         shutil.rmtree(forked.path, ignore_errors=True)
         raise
     return compilation
 
 
-def _check_room(config: Config, folder: Path, origins: Origins) -> None:
-    """Raise PreflightError if this machine, or the disk of the folder, is too small for the run."""
-    check_machine(Context(config, origins), this_machine(folder))
+def _check_room(config: Config, folder: Path, origins: Origins, *, taken_bytes: int = 0) -> None:
+    """Raise PreflightError if this machine, or the disk of the folder, is too small for the run.
+
+    `taken_bytes` of the disk hold earlier files of the run, which new ones replace.
+    """
+    machine = this_machine(folder)
+    check_machine(Context(config, origins), replace(machine, disk=machine.disk + taken_bytes))
 
 
 def _store(folder: RunFolder) -> CheckpointStore:
@@ -141,6 +147,8 @@ def _checkpoint_of(folder: RunFolder, wanted: Path | None, warn: Callable[[str],
         return _store(folder).open(wanted)
     try:
         return _store(folder).newest(warn)
+    except NewerFormat:
+        raise
     except CheckpointError as error:
         if str(folder.config) in str(error):  # damaged: a run from it would train with other settings
             raise
@@ -151,14 +159,16 @@ def _checkpoint_of(folder: RunFolder, wanted: Path | None, warn: Callable[[str],
 def _go_on(attempt: Attempt) -> int:
     config, folder, found = attempt.config, attempt.folder, attempt.checkpoint
     assert found is not None, "a run goes on from a checkpoint"
-    is_exported = not config.checkpoint.export or folder.exported_step == found.step
+    is_exported = not config.checkpoint.export or folder.exported.step == found.step
     if found.step >= config.run.max_steps and is_exported:
+        _store(folder).remove_partial()  # a process that was killed may have left something
+        folder.exported.remove_partial()
         Display(folder.name, quiet=attempt.verbosity < 0).note(
             f"{folder.path} is complete: step {found.step} of {config.run.max_steps} is done, nothing was trained. "
             f"To go on: tqppo resume --checkpoint {folder.name} --max-steps {found.step * 2}"
         )
         return 0
-    _check_room(config, folder.path, {})
+    _check_room(config, folder.path, {}, taken_bytes=folder.saved_bytes())
     return attempt.run()
 
 
@@ -207,7 +217,7 @@ def copy_run(folder: RunFolder, fork: RunFolder, checkpoint: Checkpoint) -> Chec
                 if source.exists():
                     _copy_tree(source, to)
         return _store(fork).open(copied)
-    except (OSError, TqppoError):
+    except BaseException:  # a signal, too
         shutil.rmtree(fork.path, ignore_errors=True)
         raise
 

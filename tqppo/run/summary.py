@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import secrets
 import shutil
 import time
 from collections.abc import Mapping
@@ -10,11 +10,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tqppo.display.progress import REWARD
-from tqppo.errors import PreflightError, UsageError
+from tqppo.errors import UsageError
 from tqppo.metrics import files as metrics_files
-from tqppo.run.checkpoint import CONFIG, find_run
+from tqppo.run.checkpoint import CONFIG, PREFIX, find_run, saved_steps
 from tqppo.run.folder import RunFolder
-from tqppo.run.lock import LOCK, RunLock
+from tqppo.run.lock import RunLock, is_held
+from tqppo.untrusted import read_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ def summarise(run: RunFolder) -> RunSummary:
         best_score=best[1] if best else None,
         best_step=best[0] if best else None,
         score_name=name,
-        checkpoints=sorted(each.name for each in run.checkpoints.glob("step_*")),
+        checkpoints=[f"{PREFIX}{step:06d}" for step in saved_steps(run.checkpoints)],
         model=str(run.export) if run.export.is_dir() else "",
         started=run.config.stat().st_mtime,
         size_bytes=sum(path.lstat().st_size for path in run.path.rglob("*") if path.is_file()),
@@ -88,10 +89,14 @@ def _max_steps(run: RunFolder) -> int:
 
 
 def _settings(run: RunFolder) -> Mapping[str, object]:
+    from tqppo.config.read.files import MAX_BYTES
     from tqppo.config.read.spans import parse
 
-    values: Mapping[str, object] = parse(run.config.read_text(encoding="utf-8"), str(run.config)).values
-    return values
+    try:
+        text = read_file(run.config, MAX_BYTES).decode(errors="replace")
+    except OSError:
+        return {}
+    return parse(text, str(run.config)).values
 
 
 def _state(run: RunFolder, steps: int, most: int) -> str:
@@ -103,17 +108,8 @@ def _state(run: RunFolder, steps: int, most: int) -> str:
 
 
 def is_running(run: RunFolder) -> bool:
-    """Whether a process holds the run's lock."""
-    lock = run.path / LOCK
-    if not lock.is_file() or not lock.stat().st_size:
-        return False
-    if not os.access(lock, os.W_OK):
-        return True
-    try:
-        with RunLock(run.path, settle_s=0.0):
-            return False
-    except PreflightError:
-        return True
+    """Whether a process works on the run. Looking does not disturb it."""
+    return is_held(run.path)
 
 
 def named_run(name: str, runs: Path) -> RunFolder:
@@ -121,14 +117,27 @@ def named_run(name: str, runs: Path) -> RunFolder:
     return RunFolder(find_run(name, runs)[0])
 
 
+def run_to_remove(name: str, runs: Path) -> RunFolder:
+    """A run by name or folder. A folder inside a run stands for that part, and not for the whole run."""
+    found, checkpoint = find_run(name, runs)
+    if checkpoint is not None or Path(name).name in ("checkpoints", "latest"):
+        raise UsageError(f"{name} does not name a whole run. To delete all of {found}: tqppo runs rm {found.name}")
+    return RunFolder(found)
+
+
 def remove(run: RunFolder) -> int:
-    """Delete a run that no process works on; returns the bytes that this frees."""
-    if not run.config.is_file():
-        raise UsageError(f"{run.path} is not a run")
+    """Delete a run that no process works on; returns the bytes that this frees.
+
+    The folder loses its name first, under the lock: a process that starts a run of that name meanwhile keeps its files.
+    """
+    if not run.config.is_file() or run.path.is_symlink():
+        raise UsageError(f"{run.path} is not a run's folder")
     size = summarise(run).size_bytes
-    with RunLock(run.path, settle_s=0.0):
-        run.clear()
-    shutil.rmtree(run.path)
+    with RunLock(run.path):
+        going = RunFolder(run.path.with_name(f".removed-{run.name}-{secrets.token_hex(4)}"))
+        run.path.rename(going.path)
+        going.clear()
+        shutil.rmtree(going.path)
     return size
 
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 from transformers.utils import logging
 
+from tqppo import space
 from tqppo.tiny.model import TinyShape, byte_tokenizer, save, write_tiny_model
 
 DONE = "tqppo_warm_start.json"  # written last: a folder without it is not a finished model
@@ -55,6 +56,7 @@ def prepare(
             write_tiny_model(work, seed=seed, **model)
             losses = _train(work, demonstrations, steps=steps, batch_size=batch_size, lr=lr, seed=seed) if steps else []
         (work / DONE).write_text(json.dumps({"made_from": made_from, "losses": losses}))
+        space.sync_tree(work)  # a resume reads it
         shutil.rmtree(folder, ignore_errors=True)
         work.rename(folder)
     finally:

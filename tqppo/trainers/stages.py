@@ -22,7 +22,8 @@ from tqppo.algorithms.padding import num_padding, padding_rows
 from tqppo.columns import column
 from tqppo.data.prompts import Prompt
 from tqppo.dataflow import Features
-from tqppo.metrics.events import NothingToTrain, ReportEvent, unreported
+from tqppo.errors import OutOfSpace
+from tqppo.metrics.events import NothingToTrain, ReportEvent, TrajectoriesNotWritten, unreported
 from tqppo.metrics.files import spread
 from tqppo.protocols import Metrics, WeightSource
 from tqppo.queue.client import Queue
@@ -235,6 +236,8 @@ class AdvantageStage:
     features: Features
     controller: Controller
     trajectories: Callable[[int], Path | None]  # where a step's trajectories are written, if they are
+    skips_on_full_disk: bool = False  # whether trajectories that do not fit on the disk are reported and left out
+    report: ReportEvent = unreported
 
     def estimate(self, batch: BatchMeta, step: int) -> tuple[BatchMeta, Metrics]:
         metrics: Metrics = {} if self.features.has_policy_loss else score_metrics(batch.tags)
@@ -248,8 +251,16 @@ class AdvantageStage:
             self.controller = self.controller.after(metrics["actor/reward_kl_penalty"], rows)
         if path := self.trajectories(step):
             with self.clock.time("dump_rollout_generations"):
-                self.estimator.write_trajectories(batch, path)
+                self._write_trajectories(batch, path, step)
         return batch, metrics
+
+    def _write_trajectories(self, batch: BatchMeta, path: Path, step: int) -> None:
+        try:
+            self.estimator.write_trajectories(batch, path)
+        except OutOfSpace as error:
+            if not self.skips_on_full_disk:
+                raise OutOfSpace(f"the trajectories of step {step} were not written: {error}") from error
+            self.report(TrajectoriesNotWritten(step, str(error)))
 
 
 @dataclass(frozen=True)

@@ -157,8 +157,10 @@ class Estimator:
             for each in advantages:
                 numbers["advantage"] = float(each.sum() / max(1, int((each != 0).sum())))
             lines.append(json.dumps({**tags, **text, **numbers}, ensure_ascii=False))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        space.write_whole(path, "".join(f"{line}\n" for line in lines).encode(errors="replace"))
+        data = "".join(f"{line}\n" for line in lines).encode(errors="replace")
+        with space.explained(path.parent, len(data)):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        space.write_whole(path, data)
 
     def _tokenizer(self) -> Any:
         from transformers import AutoTokenizer

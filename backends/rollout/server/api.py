@@ -6,9 +6,7 @@ servers (their life, retries, weight updates) is in the other files of this fold
 
 from __future__ import annotations
 
-import contextlib
 import glob
-import ipaddress
 import itertools
 import json
 import os
@@ -47,7 +45,7 @@ class ServerApi(ABC):
         self.spec = spec
         self.model = str(Path(spec.model).resolve()) if Path(spec.model).is_dir() else spec.model  # or a hub name
         self.on_gpu = has_gpu() if spec.devices is None else bool(spec.devices)
-        self.token = "" if is_loopback(spec.host) else secrets.token_urlsafe(24)
+        self.token = secrets.token_urlsafe(24)  # on loopback too: other users of the machine are there
         self.served_name = f"{spec.name}-{secrets.token_hex(4)}"  # random, so that another server is not taken for ours
         self.weight_label: str | None = None  # the name under which the server has the weights that were loaded last
         self.numbers = itertools.count()  # for ids of requests
@@ -155,14 +153,6 @@ def has_gpu() -> bool:
     """Whether a GPU is visible to this process; asks no library, since the trainer's torch may be another build."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return visible not in ("", "-1") and bool(glob.glob("/dev/nvidia[0-9]*"))
-
-
-def is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    with contextlib.suppress(ValueError):
-        return ipaddress.ip_address(host).is_loopback
-    return False
 
 
 def to_flags(arguments: Mapping[str, object], *, negatable: bool) -> list[str]:

@@ -1,4 +1,4 @@
-"""Runs inside a vLLM server that binds beyond loopback: every route but `/health` needs the token.
+"""Runs inside the vLLM server: every route but `/health` needs the token, on loopback too, where other users are.
 
 vLLM's own `--api-key` protects the inference routes only, not those that pause the server or load weights.
 """

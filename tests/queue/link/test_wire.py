@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
+import sys
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -168,6 +170,43 @@ def test_a_client_without_the_token_is_not_answered() -> None:
             other = wire.SocketClient(StorageSpec(SPEC.run, 1 << 20, token="guess"))
             with pytest.raises(DataLost, match="closed the connection"):
                 await ask(other, "tag", 1)
+
+    asyncio.run(work())
+
+
+# Connects to the index as another user, sends nothing, and prints what it gets until the connection closes.
+STRANGER = """
+import os, socket, sys
+os.setgid(65534), os.setuid(65534)
+caller = socket.socket(socket.AF_UNIX)
+caller.settimeout(20)
+caller.connect("\\0tqppo-" + sys.argv[1])
+print(caller.recv(1))
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root, to be another user")
+def test_processes_of_other_users_do_not_keep_a_connection_open() -> None:
+    async def work() -> None:
+        async with server() as made:
+            pipe = asyncio.subprocess.PIPE
+            stranger = await asyncio.create_subprocess_exec(sys.executable, "-c", STRANGER, SPEC.run, stdout=pipe)
+            printed, _ = await stranger.communicate()
+            assert printed == b"b''\n"
+            assert not made._writers
+
+    asyncio.run(work())
+
+
+def test_a_caller_that_does_not_send_its_token_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "_HELLO_S", 0.1)
+
+    async def work() -> None:
+        async with server() as made:
+            reader, writer = await asyncio.open_unix_connection(f"\0tqppo-{SPEC.run}")
+            assert await asyncio.wait_for(reader.read(), 20) == b""
+            assert not made._writers
+            writer.close()
 
     asyncio.run(work())
 

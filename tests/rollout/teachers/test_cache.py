@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from disks import files_of_at_most
 
 from tqppo.rollout.teachers.cache import ScoreCache, decoded, encoded, request_key
 
@@ -108,15 +109,33 @@ def test_the_oldest_entries_go_first_and_the_file_stays_small(tmp_path: Path) ->
     assert path.stat().st_size < 13 * size
 
 
+@pytest.mark.parametrize("path", ["folder", "file/a.sqlite"])  # neither can be made
 def test_without_a_place_to_write_a_teacher_does_without_its_cache(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, path: str
 ) -> None:
-    (tmp_path / "a.sqlite").mkdir()  # where the file should be
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
     with caplog.at_level(logging.WARNING):
-        cache = opened(tmp_path / "a.sqlite")
+        cache = opened(tmp_path / path)
     assert "scores are not kept" in caplog.text
     cache.put(b"key", arrays())
     assert cache.get(b"key") is None
+
+
+def test_what_finds_the_disk_full_is_passed_over_and_removes_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    size = len(encoded(arrays(rows=1000)))
+    cache = opened(tmp_path / "a.sqlite", max_bytes=10 * size)
+    cache.put(b"before", arrays())
+    with files_of_at_most(size):
+        for number in range(20):
+            cache.put(str(number).encode(), arrays(number, rows=1000))
+    assert "a.sqlite: " in caplog.text
+    assert same(cache.get(b"before"), arrays())  # what was not kept does not count towards the limit
+    cache.put(b"after", arrays(1))
+    assert same(cache.get(b"after"), arrays(1))
+    cache.close()
 
 
 def test_with_no_room_nothing_is_kept_and_no_file_made(tmp_path: Path) -> None:

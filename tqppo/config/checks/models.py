@@ -33,8 +33,8 @@ def tiny_heads_can_be_served(context: Context) -> Iterator[Diagnostic]:
         return
     size = model.hidden_size // model.num_heads
     if size not in SERVED_HEADS:
-        fits = [n for n in range(1, model.hidden_size + 1) if model.hidden_size / n in SERVED_HEADS]
-        fix = f"set model.num_heads = {fits[-1]}" if fits else "set model.hidden_size = 64 and model.num_heads = 2"
+        fits = [model.hidden_size // each for each in SERVED_HEADS if model.hidden_size % each == 0]
+        fix = f"set model.num_heads = {max(fits)}" if fits else "set model.hidden_size = 64 and model.num_heads = 2"
         yield context.report(
             "E413",
             f"{backend} cannot serve attention heads of size {size}",

@@ -14,6 +14,8 @@ from tqppo.config.diagnostics import Diagnostic, Severity, Span
 from tqppo.config.sections import Config
 from tqppo.config.values import brief_toml
 
+MAX_TRIES = 100_000  # numbers that `nearest_numbers` tries in each direction
+
 
 @dataclass(frozen=True, slots=True)
 class Context:
@@ -112,7 +114,7 @@ def check(*reads: str, names: bool = False) -> Callable[[Check], Check]:
 
 
 def nearest_numbers(wanted: int, works: Callable[[int], bool], *, at_most: int) -> str:
-    """The nearest working value below and above, as `12 or 16`."""
-    below = next((n for n in range(wanted, 0, -1) if works(n)), None)
-    above = next((n for n in range(wanted + 1, at_most + 1) if works(n)), None)
+    """The nearest working value below and above, as `12 or 16`; values far away are not looked for."""
+    below = next((n for n in range(wanted, max(0, wanted - MAX_TRIES), -1) if works(n)), None)
+    above = next((n for n in range(wanted + 1, min(at_most, wanted + MAX_TRIES) + 1) if works(n)), None)
     return " or ".join(str(n) for n in (below, above) if n is not None)

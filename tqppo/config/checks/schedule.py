@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from tqppo.config import facts
 from tqppo.config.checks.registry import Context, check, nearest_numbers
 from tqppo.config.diagnostics import Diagnostic
+from tqppo.untrusted import FOLDER_NAMES, is_folder_name
 
 
 @check("run.max_steps", "actor.warmup_steps", "critic.warmup_steps", "critic.warmup_only_steps", "mode")
@@ -54,12 +55,12 @@ def validations_have_data(context: Context) -> Iterator[Diagnostic]:
 @check("run.name")
 def the_name_is_a_folder(context: Context) -> Iterator[Diagnostic]:
     name = context.config.run.name
-    if name and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._+-]*", name):
+    if name and not is_folder_name(name):
         plain = re.sub(r"[^A-Za-z0-9._+-]+", "-", name).strip("-.") or "mine"
         yield context.report(
             "E435",
             f'"{name}" cannot be the name of a run: it names a folder below run.dir',
             ("run.name",),
-            allowed="letters, digits and . _ + -, not beginning with . or -",
+            allowed=FOLDER_NAMES,
             fix=f'set run.name = "{plain}"; another place for runs is run.dir',
         )

@@ -84,12 +84,13 @@ def replicas_stay_on_their_nodes(context: Context) -> Iterator[Diagnostic]:
     start = 0
     for name, each in pool(config).items():
         size = each.tensor_parallel
-        for replica in range(each.replicas):
-            nodes = (start + size - 1) // per_node - start // per_node + 1
+        for replica in range(min(each.replicas, per_node)):  # then places on a node repeat
+            first = start + replica * size
+            nodes = (first + size - 1) // per_node - first // per_node + 1
             if nodes > ceil(size / per_node):
-                yield _straddles(context, name, replica, start)
+                yield _straddles(context, name, replica, first)
                 return
-            start += size
+        start += each.replicas * size
 
 
 def _straddles(context: Context, name: str, replica: int, start: int) -> Diagnostic:

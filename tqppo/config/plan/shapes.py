@@ -5,7 +5,6 @@ It takes neither network nor transformers.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Mapping
@@ -13,20 +12,23 @@ from pathlib import Path
 
 from tqppo.config.plan.known import KNOWN
 from tqppo.config.plan.model_shape import Experts, LatentAttention, ModelShape
+from tqppo.untrusted import read_file, read_json
 
 TINY_VOCABULARY, TINY_CONTEXT = 264, 4096
+MAX_CONFIG_BYTES, MAX_REF_BYTES = 1 << 24, 4096
 EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
 def shape_of(path: str) -> ModelShape | None:
     """The shape of a folder with a config.json, of a hub name in the cache, or of a known name; otherwise None."""
-    folder = Path(path).expanduser()
-    folder = folder if (folder / "config.json").is_file() else cached_folder(path) or folder
-    if (folder / "config.json").is_file():
+    folder = Path(os.path.expanduser(path))
+    folder = folder if os.path.isfile(folder / "config.json") else cached_folder(path) or folder
+    if os.path.isfile(folder / "config.json"):
         try:
-            return from_json(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+            values = read_json(folder / "config.json", MAX_CONFIG_BYTES)
         except (ValueError, OSError):
             return None
+        return from_json(values) if isinstance(values, dict) else None
     name = path.rstrip("/").rpartition("/")[2].lower()
     name = re.sub(r"-v\d+(\.\d+)?$|-\d{4}$", "", name)
     plain = re.sub(r"-(instruct|base|chat|it|coder|hf)\b", "", name)
@@ -41,8 +43,8 @@ def cached_folder(name: str) -> Path | None:
     cache = Path(os.environ.get("HF_HUB_CACHE") or os.path.join(home, "hub")).expanduser()
     repository = cache / f"models--{name.replace('/', '--')}"
     try:
-        commit = (repository / "refs" / "main").read_text(encoding="utf-8").strip()
-    except OSError:
+        commit = read_file(repository / "refs" / "main", MAX_REF_BYTES).decode().strip()
+    except (OSError, ValueError):
         return None
     folder = repository / "snapshots" / commit
     return folder if (folder / "config.json").is_file() else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,8 +13,11 @@ from tqppo.config.read.nearest import did_you_mean, nearest
 from tqppo.config.read.paths import display
 from tqppo.config.read.presets import find_preset, is_built_in, list_presets
 from tqppo.config.read.spans import Document, parse
+from tqppo.untrusted import TooLarge, read_file
 
 MAX_BYTES = 1024 * 1024
+MAX_NAME = 200  # characters of a name that messages show
+MAX_FILES = 100  # files that extend each other read some of them many times
 
 
 @dataclass(slots=True)
@@ -23,6 +27,7 @@ class FileReader:
     environ: Mapping[str, str]
     layers: list[SettingsLayer] = field(default_factory=list)
     problems: list[Diagnostic] = field(default_factory=list)
+    num_files: int = 0
 
     def preset(self, name: str) -> None:
         path = self._named(name, None, None)
@@ -31,6 +36,10 @@ class FileReader:
 
     def file(self, path: Path, kind: SourceKind, chain: tuple[Path, ...] = (), at: Span | None = None) -> None:
         """Read a file, after the files that it extends."""
+        self.num_files += 1
+        if self.num_files > MAX_FILES:
+            self._report_too_many(at)
+            return
         text = self._text(path, at)
         if text is None:
             return
@@ -40,7 +49,7 @@ class FileReader:
             base = self._named(name, span, path)
             if base is None:
                 continue
-            if any(base.resolve() == each.resolve() for each in (*chain, path)):
+            if os.path.realpath(base) in map(os.path.realpath, (*chain, path)):
                 self._cycle((*chain, path, base), span)
             else:
                 self.file(base, kind, (*chain, path), span)
@@ -50,9 +59,9 @@ class FileReader:
     def _named(self, name: str, at: Span | None, child: Path | None) -> Path | None:
         """The path of a preset or file; one beside the file that extends it comes first."""
         sibling = child.parent / f"{name}.toml" if child is not None else None
-        if child is not None and sibling is not None and sibling.is_file() and not sibling.samefile(child):
+        if child is not None and sibling is not None and os.path.isfile(sibling) and not sibling.samefile(child):
             return sibling
-        if name.endswith(".toml") or "/" in name:
+        if (name.endswith(".toml") or "/" in name) and "\0" not in name:
             return Path(name) if child is None else child.parent / name
         found = find_preset(name, self.environ, beyond=child)
         if found is not None or (child is not None and name == child.stem):
@@ -63,18 +72,24 @@ class FileReader:
             Diagnostic(
                 "error",
                 "E009",
-                f'there is no preset called "{name}"',
+                f'there is no preset called "{brief(name)}"',
                 at,
                 "extends" if at else "--preset",
-                found=f'"{name}"',
+                found=f'"{brief(name)}"',
                 allowed=", ".join(names) + "; or the path of a .toml file",
                 fix=fix,
             )
         )
         return None
 
+    def _report_too_many(self, at: Span | None) -> None:
+        """Report once that a config is made of too many files; the others are left out."""
+        if self.num_files == MAX_FILES + 1:
+            message, fix = f"a config is made of more than {MAX_FILES} files", "extend fewer files"
+            self.problems.append(Diagnostic("error", "E014", message, at, "extends", fix=fix))
+
     def _cycle(self, chain: tuple[Path, ...], at: Span) -> None:
-        first = next(i for i, each in enumerate(chain) if each.resolve() == chain[-1].resolve())
+        first = [os.path.realpath(each) for each in chain].index(os.path.realpath(chain[-1]))
         names = " → ".join(display(each) for each in chain[first:])
         message = f"extends is circular: {names}"
         fix = "remove the file from one of the extends"
@@ -86,7 +101,8 @@ class FileReader:
         value, at = document.values["extends"], document.value_spans[("extends",)]
         names = [value] if isinstance(value, str) else value
         if isinstance(names, list) and all(isinstance(each, str) for each in names):
-            return [(name, document.value_spans.get(("extends", i), at)) for i, name in enumerate(names)]
+            named = enumerate(names[: MAX_FILES + 1])
+            return [(name, document.value_spans.get(("extends", i), at)) for i, name in named]
         self.problems.append(
             Diagnostic(
                 "error",
@@ -128,23 +144,24 @@ class FileReader:
             key = "extends" if at else "--config"
             self.problems.append(Diagnostic("error", code, message, at, key, found=name, allowed=allowed, fix=fix))
 
-        if path.is_dir():
+        if os.path.isdir(path):
             inside = ", ".join(sorted(each.name for each in path.glob("*.toml"))[:5]) or "no .toml file"
             problem("E002", f"{name} is a folder, not a file", f"name a file in it ({inside})")
             return None
         try:
-            if path.stat().st_size > MAX_BYTES:
-                size = f"{path.stat().st_size / MAX_BYTES:.1f} MiB"
-                problem("E005", f"{name} is too large for a config: {size}", "is it a dataset?", "at most 1 MiB")
-                return None
-            data = path.read_bytes()
+            data = read_file(path, MAX_BYTES)
+        except TooLarge:
+            size = f"{path.stat().st_size / MAX_BYTES:.1f} MiB"
+            problem("E005", f"{name} is too large for a config: {size}", "is it a dataset?", "at most 1 MiB")
+            return None
         except FileNotFoundError:
             near = nearest(path.name, [each.name for each in path.parent.glob("*.toml")], limit=1)
             fix = f'did you mean "{path.parent / near[0]}"?' if near else "check the path; presets need --preset NAME"
             problem("E001", f"there is no file {name}", fix)
             return None
-        except OSError as error:
-            problem("E003", f"{name} cannot be read: {error.strerror or error}", "check its permissions")
+        except (OSError, ValueError) as error:  # ValueError: the name holds a NUL
+            why = (error.strerror if isinstance(error, OSError) else None) or error
+            problem("E003", f"{brief(name)} cannot be read: {why}", "name a file that can be read")
             return None
         return self._decoded(data, name)
 
@@ -161,6 +178,10 @@ class FileReader:
             message = f"{name} is not UTF-8 text"
             self.problems.append(Diagnostic("error", "E004", message, at, found=found, allowed="UTF-8", fix=fix))
             return None
+
+
+def brief(name: str) -> str:
+    return name if len(name) <= MAX_NAME else f"{name[:MAX_NAME]}…"
 
 
 def first_place(document: Document, again: Span) -> Span | None:

@@ -5,11 +5,13 @@ Presets that come with tqppo count as written in the current folder. `run.dir`, 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from tqppo.config.read.assignment import KeyAssignment
+from tqppo.untrusted import printable
 
 DATA = ("data.train", "validation.data")
 OWN_CODE = ("reward.function", "rollout.agent", "rollout.agent_args")  # `file.py:name`
@@ -23,8 +25,12 @@ MODELS = (
     "rollout.python",
     "teachers.*.python",
 )
+WRITTEN = ("run.dir", "storage.dir")
 NAMES = ("tiny", "student")  # models that are no folders, even if there is one of the name
 NO_FILE = ("task:", "gym:", "hub:", "~")  # how values that are no relative path begin
+
+MAX_PART_BYTES = 255  # of a file's name, on every usual file system
+MAX_PATH_BYTES = 4095
 
 PathForm = Callable[[Path], str]  # a path as the config shall have it
 
@@ -32,7 +38,7 @@ PathForm = Callable[[Path], str]  # a path as the config shall have it
 def display(path: Path) -> str:
     """The path relative to the current folder if it is inside it, otherwise unchanged."""
     try:
-        return str(path.resolve().relative_to(Path.cwd()))
+        return str(Path(os.path.realpath(path)).relative_to(Path.cwd()))
     except ValueError:
         return str(path)
 
@@ -49,12 +55,17 @@ def absolute(path: tuple[str, ...], value: object) -> object:
 
 def placed(path: tuple[str, ...], value: object, folder: Path, place: PathForm) -> object:
     """The value with every path in it, taken as relative to `folder`, in the form that `place` gives."""
-    key = ".".join((*path[:1], "*", *path[2:]) if path[0] == "teachers" else path)
+    key = _starred(path)
     if key in DATA:
         return _each(value, lambda text: _file(text, folder, place))
     if key.startswith(OWN_CODE):
         return _each(value, lambda text: _code(text, folder, place))
     return _each(value, lambda text: _model(text, folder, place)) if key in MODELS else value
+
+
+def _starred(path: tuple[str, ...]) -> str:
+    """The dotted key, with a star for the name of a teacher."""
+    return ".".join((*path[:1], "*", *path[2:]) if path[0] == "teachers" else path)
 
 
 def _each(value: object, change: Callable[[str], str]) -> object:
@@ -81,4 +92,29 @@ def _model(text: str, folder: Path, place: PathForm) -> str:
     if not text or text in NAMES or text.startswith(NO_FILE):
         return text
     is_written_as_one = text.startswith(("./", "../"))
-    return place(folder / text) if is_written_as_one or (folder / text).exists() else text
+    return place(folder / text) if is_written_as_one or os.path.exists(folder / text) else text
+
+
+def unusable_text(path: tuple[str, ...], value: object) -> str:
+    """Why a text in the value of a key can be neither printed nor opened; empty if there is no such text."""
+    if isinstance(value, dict):
+        return next((why for each in (*value, *value.values()) if (why := unusable_text(path, each))), "")
+    if isinstance(value, list):
+        return next((why for each in value if (why := unusable_text(path, each))), "")
+    if not isinstance(value, str):
+        return ""
+    if control := next((char for char in value if char not in "\n\r\t" and printable(char) != char), ""):
+        return f"it holds the control character {printable(control)}"
+    return _unusable_path(value) if _names_file(_starred(path), value) else ""
+
+
+def _names_file(key: str, text: str) -> bool:
+    is_code = key.startswith(OWN_CODE) and text.rpartition(":")[0].endswith(".py")
+    return is_code or key in (*DATA, *MODELS, *WRITTEN)
+
+
+def _unusable_path(text: str) -> str:
+    if any(len(part.encode()) > MAX_PART_BYTES for part in text.split("/")) or len(text.encode()) > MAX_PATH_BYTES:
+        return "no file can have so long a name"
+    is_unknown = text.startswith("~") and os.path.expanduser(text) == text
+    return f"there is no user {text.partition('/')[0]}" if is_unknown else ""

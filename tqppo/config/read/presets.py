@@ -7,6 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from tqppo.untrusted import read_file
+
+MAX_HEADER_BYTES = 1024 * 1024  # of a preset file
+
 
 @dataclass(frozen=True, slots=True)
 class PresetFile:
@@ -52,14 +56,18 @@ def find_preset(name: str, environ: Mapping[str, str] | None = None, *, beyond: 
     """The first preset of that name. The file `beyond` is skipped, so that it can extend its namesake."""
     for _, folder in search_path(environ):
         path = folder / f"{name}.toml"
-        if path.is_file() and not (beyond is not None and beyond.exists() and path.samefile(beyond)):
+        if os.path.isfile(path) and not (beyond is not None and beyond.exists() and path.samefile(beyond)):
             return path
     return None
 
 
 def _header(path: Path) -> list[str]:
     lines: list[str] = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+    try:
+        text = read_file(path, MAX_HEADER_BYTES).decode(errors="replace")
+    except OSError:
+        return []
+    for line in text.splitlines():
         if not line.startswith("#"):
             break
         if not line.startswith("#:"):  # an editor's schema directive

@@ -5,13 +5,13 @@ Of parquet files only the column is read. Files are read up to a limit.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tqppo import tables
 from tqppo.errors import DataError
+from tqppo.untrusted import parse_json
 
 MAX_SCANNED_BYTES = 64 * 1024 * 1024  # of each JSONL file: about a second
 MAX_SCANNED_ROWS = 2_000_000  # of each parquet file
@@ -107,7 +107,7 @@ def _jsonl(path: Path, found: Values) -> Iterator[tuple[str, Mapping[str, object
 def _parsed(line: bytes) -> Mapping[str, object] | None:
     """The row; None for empty and broken lines, which loading the dataset reports with their numbers."""
     try:
-        row = json.loads(line)
+        row = parse_json(line)
     except ValueError:
         return None
     return row if isinstance(row, dict) else None

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
+from array import array
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from tqppo.config.diagnostics import Span
@@ -45,8 +47,8 @@ class Document:
 
     def key_span(self, path: KeyPath) -> Span:
         """The place of a key, or of the innermost table around it that has one."""
-        start = Span(self.source, 1, 1, 1, self.line(1))
-        return next((self.key_spans[path[:n]] for n in range(len(path), 0, -1) if path[:n] in self.key_spans), start)
+        found = next((self.key_spans[path[:n]] for n in range(len(path), 0, -1) if path[:n] in self.key_spans), None)
+        return found or Span(self.source, 1, 1, 1, self.line(1))
 
     def line(self, number: int) -> str:
         lines = self.text.split("\n")
@@ -76,6 +78,19 @@ def _loads(text: str) -> dict[str, object]:
         return tomllib.loads(text)
     except RecursionError:
         raise TooDeep("nested too deeply") from None
+    except tomllib.TOMLDecodeError:
+        raise
+    except ValueError:  # Python reads no number of thousands of digits
+        raise tomllib.TOMLDecodeError(f"a number has too many digits{_place_of_digits(text)}") from None
+
+
+def _place_of_digits(text: str) -> str:
+    """Where the first overlong number is, as tomllib's messages say it."""
+    found = re.search(r"\d[\d_]{4000,}", text)
+    if found is None:
+        return ""
+    line, column = text.count("\n", 0, found.start()) + 1, found.start() - text.rfind("\n", 0, found.start())
+    return f" (at line {line}, column {column})"
 
 
 def _deep_bracket(document: Document) -> Span:
@@ -163,6 +178,7 @@ class _Walker:
         self.data = document.text.encode()
         self.lines = self.data.split(b"\n")
         self.arrays: dict[KeyPath, int] = {}
+        self.known: dict[int, tuple[str, Sequence[int] | None]] = {}  # see `line`
 
     def walk(self) -> None:
         import tree_sitter
@@ -177,10 +193,22 @@ class _Walker:
 
     def span(self, node: Node) -> Span:
         row, column = node.start_point
-        raw = self.lines[row] if row < len(self.lines) else b""
-        before = len(raw[:column].decode(errors="replace"))
+        text, places = self.line(row)
+        before = column if places is None else places[column]
         width = len(self.data[node.start_byte : node.end_byte].decode(errors="replace"))
-        return Span(self.document.source, row + 1, before + 1, width, raw.decode(errors="replace").rstrip("\r"))
+        return Span(self.document.source, row + 1, before + 1, width, text)
+
+    def line(self, row: int) -> tuple[str, Sequence[int] | None]:
+        """The text of a line, and the characters before each of its bytes if that is not the same number.
+
+        All places in a line share its text: a list of a thousand names may be one line of a hundred thousand bytes.
+        """
+        if row not in self.known:
+            raw = self.lines[row] if row < len(self.lines) else b""
+            starts = (byte & 0xC0 != 0x80 for byte in raw)  # bytes that begin a character of UTF-8
+            places = None if raw.isascii() else array("I", accumulate(starts, initial=0))
+            self.known[row] = raw.decode(errors="replace").rstrip("\r"), places
+        return self.known[row]
 
     def key(self, node: Node) -> tuple[str, ...]:
         text = self.data[node.start_byte : node.end_byte].decode()

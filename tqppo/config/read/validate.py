@@ -14,11 +14,14 @@ from pydantic import ValidationError
 from tqppo.config.diagnostics import Diagnostic
 from tqppo.config.read.assignment import KeyAssignment, SettingsLayer
 from tqppo.config.read.flatten import assignments_of
+from tqppo.config.read.paths import unusable_text
 from tqppo.config.read.unknown_key import unknown_key
 from tqppo.config.read.wrong_value import wrong_value
 from tqppo.config.schema import Setting, section_of, settings
 from tqppo.config.sections import Config
 from tqppo.config.values import brief_toml
+
+MAX_PROBLEMS = 200
 
 
 @dataclass(slots=True)
@@ -32,7 +35,19 @@ class AssignmentValidator:
         assignments = layer.assignments if document is None else list(assignments_of(document))
         if document is not None and (document.problems or document.too_deep):
             self.unresolved.add("*")  # the broken lines may have set any key
-        return [each for one in assignments for each in self._validated(one)]
+        found: list[KeyAssignment] = []
+        for one in assignments:
+            if len(self.problems) >= MAX_PROBLEMS:
+                self._stop(one)
+                break
+            found += self._validated(one)
+        return found
+
+    def _stop(self, one: KeyAssignment) -> None:
+        """Leave the rest out: a file with so many mistakes is probably no config, and suggestions take time."""
+        message = f"there are more than {MAX_PROBLEMS} problems; the settings from here on were not looked at"
+        self.problems.append(Diagnostic("error", "E015", message, one.key_span, one.key))
+        self.unresolved.add("*")
 
     def _validated(self, one: KeyAssignment) -> Iterator[KeyAssignment]:
         """The valid parts of an assignment; a table, inline or as in `--set actor={…}`, is taken apart."""
@@ -111,10 +126,14 @@ class AssignmentValidator:
         try:
             setting.adapter().validate_python(value)
         except ValidationError as error:
-            self.problems.append(wrong_value(one, setting, error.errors(include_url=False, include_context=True)))
-            self.unresolved |= {one.key, ".".join(one.path[: setting.depth])}
+            problem = wrong_value(one, setting, error.errors(include_url=False, include_context=True))
         else:
-            yield one
+            if not (why := _unusable(one.path, value)):
+                yield one
+                return
+            problem = Diagnostic("error", "E108", f"{one.key} cannot be used: {why}", one.value_span, one.key)
+        self.problems.append(problem)
+        self.unresolved |= {one.key, ".".join(one.path[: setting.depth])}
 
     def _unknown(self, one: KeyAssignment) -> None:
         found = unknown_key(one)
@@ -125,6 +144,18 @@ class AssignmentValidator:
         found = brief_toml(one.value)
         self.problems.append(Diagnostic("error", "E107", message, one.key_span, key, found, fix=fix))
         self.unresolved.add(f"{one.path[0]}.*")
+
+
+def _unusable(path: tuple[str, ...], value: object) -> str:
+    """Why a value of the right type is refused all the same; empty if it is not."""
+    return "a whole number has more than 64 bits" if _is_huge(value) else unusable_text(path, value)
+
+
+def _is_huge(value: object) -> bool:
+    """Whether there is a whole number that TOML does not have. Products of such numbers cannot be printed."""
+    if isinstance(value, dict | list):
+        return any(map(_is_huge, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, int) and abs(value) >= 2**63
 
 
 def _nested(path: tuple[str, ...], value: object) -> object:

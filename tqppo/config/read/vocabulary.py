@@ -12,6 +12,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
+
+from tqppo.untrusted import read_file, read_json
+
+MAX_BYTES = 1 << 28  # of a tokenizer's file; the largest known ones have 30 MB
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,18 +72,18 @@ def vocabulary_of(path: str) -> Vocabulary | None:
     file = folder / "tokenizer.json"
     try:
         return _read(file, file.stat().st_mtime_ns)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError):
         return None
 
 
 def _folder(path: str) -> Path | None:
-    folder = Path(path).expanduser()
-    if folder.is_dir():
+    folder = Path(os.path.expanduser(path))
+    if os.path.isdir(folder):
         return folder
     home = Path(os.environ.get("HF_HOME") or "~/.cache/huggingface").expanduser()
     cached = Path(os.environ.get("HF_HUB_CACHE") or home / "hub") / f"models--{path.strip('/').replace('/', '--')}"
     try:
-        snapshot = cached / "snapshots" / (cached / "refs" / "main").read_text().strip()
+        snapshot = cached / "snapshots" / read_file(cached / "refs" / "main", 4096).decode().strip()
     except (OSError, ValueError):
         return None
     return snapshot if snapshot.is_dir() else None
@@ -87,7 +92,7 @@ def _folder(path: str) -> Path | None:
 @lru_cache(maxsize=8)
 def _read(file: Path, changed: int) -> Vocabulary:
     """Reads a tokenizer.json. `changed` is the file's time, so that a changed file is read again."""
-    content = json.loads(file.read_text(encoding="utf-8"))
+    content: Any = read_json(file, MAX_BYTES)
     vocabulary = content["model"]["vocab"]
     if isinstance(vocabulary, list):  # Unigram: (token, score) in the order of the ids
         ids = {str(entry[0]): i for i, entry in enumerate(vocabulary)}
@@ -103,5 +108,6 @@ def _end(file: Path) -> str:
     """The token that ends an answer, as tokenizer_config.json names it."""
     if not file.is_file():
         return ""
-    named = json.loads(file.read_text(encoding="utf-8")).get("eos_token") or ""
+    content: Any = read_json(file, MAX_BYTES)
+    named = content.get("eos_token") or ""
     return str(named["content"] if isinstance(named, dict) else named)

@@ -17,6 +17,8 @@ MEANINGS: dict[str, str] = {
     "E011": "`extends` is the name of a preset or file, or a list of names.",
     "E012": "An override is not key=value, or its value is not TOML. Quote lists and tables for the shell.",
     "W013": "A variable such as TQPPO_ACTOR_LR sets nothing: names of settings have two underscores, TQPPO__ACTOR__LR.",
+    "E014": "A config is made of more than 100 files, each file counted as often as another one extends it.",
+    "E015": "There are more than 200 problems: this is probably no config. The settings after them were not looked at.",
     # keys and values
     "E101": "There is no such key. It is misspelt, or belongs to another section; `tqppo schema` has all of them.",
     "E102": "The key is another tool's, or was removed. The message says what tqppo calls it.",
@@ -25,6 +27,7 @@ MEANINGS: dict[str, str] = {
     "E105": "The number is out of the setting's range.",
     "E106": "A setting without a default is missing: a teacher needs a path.",
     "E107": "A section was set to a single value. Write [section] and its keys below it.",
+    "E108": "A value cannot be used: a control character, a path that no file can have, a number of more than 64 bits.",
     # batches and lengths
     "E201": "Rows of a mini-batch (prompts × sessions) cannot be shared evenly by the ranks.",
     "E202": "A mini-batch has more prompts than the batch.",

@@ -38,6 +38,8 @@ METHODS = frozenset({"publish", "room", "release", "tag", "clear", "locate", "li
 INDEX = "the queue's index"  # in messages
 
 _HELLO_BYTES = 64
+_HELLO_S = 30.0  # a client sends its token as it connects, but the machine may be busy
+_CREDENTIALS = struct.Struct("3i")  # pid, uid and gid of a socket's other end
 _LENGTH = struct.Struct("<I")
 _OK, _ERROR, _NOT_JSON = 0, 1, 2
 _REGISTER = "register"  # names the client of a connection; the only request without an answer
@@ -143,7 +145,7 @@ class SocketServer:
         connected = _Connected()
         self._writers.add(writer)
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
-            if hmac.compare_digest(await reader.readexactly(_HELLO_BYTES), _hello(self._spec)):
+            if _is_same_user(writer) and await self._knows_token(reader):
                 while True:
                     size = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))[0]
                     request = await reader.readexactly(size)
@@ -155,6 +157,13 @@ class SocketServer:
             self._uncollected.pop(number, None)
         for client in connected.clients:
             await self._handle("release", (client,), 0.0, reader.read)
+
+    async def _knows_token(self, reader: asyncio.StreamReader) -> bool:
+        try:
+            hello = await asyncio.wait_for(reader.readexactly(_HELLO_BYTES), _HELLO_S)
+        except asyncio.TimeoutError:
+            return False
+        return hmac.compare_digest(hello, _hello(self._spec))
 
     async def _answer(self, request: bytes, disconnected: Disconnected, connected: _Connected) -> bytes:
         try:
@@ -176,6 +185,13 @@ class SocketServer:
             self._uncollected[number] = answer
             connected.uncollected.append(number)
             return _frame([_NOT_JSON, number])
+
+
+def _is_same_user(writer: asyncio.StreamWriter) -> bool:
+    """Whether the caller is a process of this user. Others could keep connections open until there are no more."""
+    caller: socket.socket = writer.get_extra_info("socket")
+    _, user, _ = _CREDENTIALS.unpack(caller.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return bool(user == os.getuid())
 
 
 # -- the clients' side -----------------------------------------------------------------------------------------------

@@ -44,10 +44,10 @@ class ScoreCache:
     def open(self) -> None:
         if self.max_bytes <= 0:
             return
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
             self._connect()
-        except sqlite3.OperationalError as error:
+        except (OSError, sqlite3.OperationalError) as error:
             self._do_without(error)
         except sqlite3.DatabaseError as error:
             self._remake(error)
@@ -68,7 +68,9 @@ class ScoreCache:
     def put(self, key: bytes, arrays: Arrays) -> None:
         value = encoded(arrays)
         digest = blake2b(value, digest_size=16).digest()
-        self._safely(lambda base: base.execute("INSERT OR REPLACE INTO scores VALUES (?, ?, ?)", (key, digest, value)))
+        insert = "INSERT OR REPLACE INTO scores VALUES (?, ?, ?)"
+        if self._safely(lambda base: base.execute(insert, (key, digest, value))) is None:
+            return
         self._num_bytes += len(value)
         if self._num_bytes > self.max_bytes:
             self._safely(self._remove_oldest)
@@ -96,7 +98,7 @@ class ScoreCache:
         except sqlite3.Error as again:
             self._do_without(again)
 
-    def _do_without(self, error: sqlite3.Error) -> None:
+    def _do_without(self, error: OSError | sqlite3.Error) -> None:
         log.warning("%s cannot be used, so scores are not kept: %s", self.path, error)
         self.close()
 

@@ -133,7 +133,7 @@ class WorkerGroup(Generic[W]):
             )
             for spec, seat in zip(self._specs, self._seats, strict=True)
         ]
-        opened = ray_calls.call(self._processes[0], RankProcess.open)
+        opened = ray_calls.call(self._processes[0], RankProcess.open, is_one_node=is_one_node)
         address = cast(tuple[str, int], opened)  # Ray passes on the value that it refers to
         self._starting = [
             ray_calls.call(process, RankProcess.start, address, is_one_node=is_one_node, timeout_s=self._timeout_s)

@@ -10,7 +10,7 @@ from typing import Concatenate, Generic, ParamSpec, TypeVar
 import ray
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import TCPStore
+from torch._C._distributed_c10d import HashStore, Store, TCPStore
 
 from tqppo.devices.memory import out_of_memory
 from tqppo.errors import PreflightError
@@ -18,11 +18,13 @@ from tqppo.processes.garbage import spare_what_started
 from tqppo.protocols import Metrics
 from tqppo.queue.client import Queue
 from tqppo.queue.meta import BatchMeta
+from tqppo.space import full_disk
 from tqppo.workers.compute.worker import Worker, prepare_process
 from tqppo.workers.process import bridge
 from tqppo.workers.process.ranks import Ranks, join, leave, open_store
 from tqppo.workers.specs import RoleSpec
 
+LOOPBACK = "127.0.0.1"
 W = TypeVar("W", bound=Worker)
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -44,17 +46,23 @@ class RankProcess(Generic[W]):
         self._name = f"{spec.role}-{spec.ranks.rank}"
         self._ranks = spec.ranks
         self._device = torch.device(spec.device)
-        self._store: TCPStore | None = None
+        self._store: Store | None = None
         self._worker = spec.worker_class(spec.worker, ranks=spec.ranks, queue=queue, device=self._device.type)
 
     def __repr__(self) -> str:
         return self._name  # Ray writes this before the process's log lines
 
-    def open(self) -> tuple[str, int]:
-        """Open the store through which the other ranks find rank 0; returns its address."""
-        host = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
-        self._store = open_store(host)
-        return host, self._store.port
+    def open(self, *, is_one_node: bool) -> tuple[str, int]:
+        """Open the store through which the other ranks find rank 0; returns its address.
+
+        Ranks of one node meet on loopback, and a single rank keeps its store to itself.
+        """
+        if self._ranks.size == 1:
+            self._store = HashStore()
+            return "", 0
+        host = LOOPBACK if is_one_node else ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+        store = self._store = open_store(host)
+        return host, store.port
 
     def start(self, address: tuple[str, int], *, is_one_node: bool, timeout_s: float) -> None:
         if self._device.type == "cuda" and not torch.cuda.is_available():
@@ -74,11 +82,15 @@ class RankProcess(Generic[W]):
 
     @contextmanager
     def _explained(self, name: str) -> Iterator[None]:
-        """Turn torch's error of a full GPU into one that names the rank, the call and what to change."""
+        """Turn the error of a full GPU or disk into one that names the rank, the call and what to change."""
         try:
             yield
         except torch.OutOfMemoryError as error:
             raise out_of_memory(f"the GPU of {self._name}, in {name},", str(error).split(". ")[0]) from error
+        except OSError as error:
+            if (full := full_disk(error)) is None:
+                raise
+            raise full from error
 
     def call(self, method: Callable[Concatenate[W, P], R], /, *arguments: P.args, **named: P.kwargs) -> R:
         with self._explained(method.__name__):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -10,6 +11,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store, TCPStore
+
+BACKLOG = 4096  # ranks that connect at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +37,14 @@ class Ranks:
 
 
 def open_store(host: str) -> TCPStore:
-    """Open the store through which ranks find rank 0, on a free port (`store.port`)."""
-    return TCPStore(host, 0, is_master=True, wait_for_workers=False)
+    """Open the store through which ranks find rank 0, on a free port (`store.port`) of this address.
+
+    torch itself would listen on every interface, and answer anyone who connects.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.create_server((host, 0), family=family, backlog=BACKLOG)
+    port = listening.getsockname()[1]
+    return TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach())
 
 
 def join(ranks: Ranks, device: torch.device, store: Store, *, timeout_s: float, is_one_node: bool) -> None:

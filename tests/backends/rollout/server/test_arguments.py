@@ -64,10 +64,15 @@ def test_the_constructor_starts_nothing_and_close_is_harmless(engine_class: Any,
 
 
 @pytest.mark.parametrize("engine_class", [VLLM, SGLANG])
-def test_loopback_needs_no_token_and_anything_else_does(engine_class: Any, tiny_model: Path) -> None:
-    assert not engine_class(spec(tiny_model)).api.token
-    assert not engine_class(spec(tiny_model, host="::1")).api.token
-    assert len(engine_class(spec(tiny_model, host="0.0.0.0")).api.token) >= 32
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "0.0.0.0"])
+def test_every_server_has_a_token_of_its_own_that_is_in_no_command_line(
+    engine_class: Any, host: str, tiny_model: Path
+) -> None:
+    one, other = (engine_class(spec(tiny_model, host=host)).api for _ in range(2))
+    assert len(one.token) >= 32
+    assert one.token != other.token
+    assert one.environment()["TQPPO_SERVER_TOKEN"] == one.token
+    assert one.token not in " ".join([*one.command("python", 1), *one.flags()])
 
 
 def test_on_a_gpu_the_same_code_has_other_flags(tiny_model: Path) -> None:

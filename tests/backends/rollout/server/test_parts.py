@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import importlib
 import importlib.util
+import json
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -172,3 +175,21 @@ def test_a_token_takes_its_keys_and_values_of_all_layers(tiny_model: Path) -> No
     spec = EngineSpec(model=str(tiny_model), max_context_tokens=8, dtype="float32")
     assert cache.token_bytes(spec) == 2 * config.num_hidden_layers * width * 4
     assert cache.token_bytes(replace(spec, dtype="bfloat16")) == 2 * config.num_hidden_layers * width * 2
+
+
+SEEN = """
+import json, os, sys
+print(json.dumps([__name__, sys.argv[1:], open("/proc/self/cmdline").read(), dict(os.environ)]))
+"""
+
+
+def test_sglang_gets_its_token_and_no_process_list_shows_it(tmp_path: Path) -> None:
+    (tmp_path / "sglang").mkdir()
+    (tmp_path / "sglang" / "launch_server.py").write_text(SEEN)
+    environment = {"PYTHONPATH": f"{tmp_path}:{ROLLOUT / 'sglang_guard'}", "TQPPO_SERVER_TOKEN": "-secret"}
+    command = [sys.executable, "-m", "tqppo_launch", "--port", "1"]
+    printed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    name, arguments, shown, inherited = json.loads(printed)
+    assert (name, arguments) == ("__main__", ["--port", "1", "--api-key=-secret"])
+    assert "secret" not in shown
+    assert "TQPPO_SERVER_TOKEN" not in inherited
