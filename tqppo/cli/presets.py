@@ -39,7 +39,7 @@ def show(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Print a preset's file, or with --resolved all settings that follow from it."""
+    """Print a preset's file, or with --resolved all its settings."""
     path = _known(preset)
     text = _resolved(preset) if resolved else path.read_text(encoding="utf-8")
     if as_json:

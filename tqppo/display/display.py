@@ -8,25 +8,25 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 
 from rich.console import Console, RenderableType
-from rich.live import Live
 from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
 from tqppo.display.charts import ASCII_BLOCKS, BLOCKS, duration, number, sparkline
+from tqppo.display.live import LINES_KEPT, ResizableLive
 from tqppo.display.panel import panel
 from tqppo.display.progress import Progress, Validated
 
 ANNOUNCE_AFTER_S = 1.0  # without a terminal, a stage that takes longer gets a line
 PROGRESS_EVERY_S = 10.0  # without a terminal, the progress of a stage gets a line this often
 MENTION_AFTER_S = 0.5  # on a terminal, a stage that took longer leaves a line
-REFRESHES_PER_S = 4
 PLAIN_LINES = 30  # about this many step lines over a run of quick steps
 SLOW_STEP_S = 2.0  # steps slower than this get a plain line each
 
@@ -51,7 +51,8 @@ class Display:
         self._quiet = quiet
         self._is_live = self.console.is_terminal and not self.console.is_dumb_terminal and not quiet
         self._blocks = BLOCKS if "utf" in self.console.encoding.lower() else ASCII_BLOCKS
-        self._live: Live | None = None
+        self._live: ResizableLive | None = None
+        self._above: deque[Text] = deque(maxlen=LINES_KEPT)
         self._stages: list[tuple[str, float]] = []
 
     def __enter__(self) -> Display:
@@ -99,9 +100,7 @@ class Display:
 
     def recall(self, rows: Sequence[Mapping[str, float | None]]) -> None:
         """Take in the lines of metrics.jsonl before a resume, so that curves begin at the run's first step."""
-        for row in rows:
-            known = {name: value for name, value in row.items() if value is not None}
-            self.progress.add(int(known.pop("step")), known)
+        self.progress.recall(rows)
         self.progress.restart_clock()
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -110,16 +109,16 @@ class Display:
         if self._is_live:
             self._refresh()
         elif not self._quiet and self._gets_a_line(step, metrics):
-            self.console.print(self._line(), soft_wrap=True)
+            self._print(self._line())
 
     def note(self, text: str, *, style: str = "") -> None:
         """Print a line above the panel, such as "checkpoint saved"."""
         if not self._quiet:
-            self.console.print(Text(text, style=style), soft_wrap=True)
+            self._print(Text(text, style=style))
 
     def warn(self, text: str) -> None:
         """Print a warning; quiet runs show it too."""
-        self.console.print(Text(f"warning: {text}", style="yellow"), soft_wrap=True)
+        self._print(Text(f"warning: {text}", style="yellow"))
 
     def finish(self, ending: Ending) -> None:
         """Print the summary: validation before → after, the run's files, the next commands."""
@@ -140,13 +139,7 @@ class Display:
 
     def _refresh(self) -> None:
         if self._is_live and self._live is None:
-            self._live = Live(
-                get_renderable=self._frame,
-                console=self.console,
-                refresh_per_second=REFRESHES_PER_S,
-                transient=True,
-                vertical_overflow="crop",
-            )
+            self._live = ResizableLive(self._frame, self.console, self._above)
             self._live.start()
 
     def _frame(self) -> RenderableType:
@@ -168,11 +161,16 @@ class Display:
         mark, style = ("✓", "green") if done else ("✗", "red")
         if self._blocks is ASCII_BLOCKS:
             mark = "ok" if done else "failed"
-        self.console.print(Text.assemble((mark, style), " ", name, (f"  {seconds:.1f} s", "dim")), soft_wrap=True)
+        self._print(Text.assemble((mark, style), " ", name, (f"  {seconds:.1f} s", "dim")))
 
     def _plain(self, text: str) -> None:
         if not self._quiet:
-            self.console.print(Text(text), soft_wrap=True)
+            self._print(Text(text))
+
+    def _print(self, line: Text) -> None:
+        """Print a line above the panel, and keep it for a terminal that changes its size."""
+        self._above.append(line)
+        self.console.print(line, soft_wrap=True)
 
     def _gets_a_line(self, step: int, metrics: Mapping[str, float]) -> bool:
         most = self.progress.max_steps

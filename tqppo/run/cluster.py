@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-import shutil
 import socket
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -20,6 +19,7 @@ from pathlib import Path
 from tqppo.errors import PreflightError
 from tqppo.processes.lifeline import Watcher, descendants, end
 from tqppo.processes.reaper import claim, reap
+from tqppo.run.worker_logs import keep_worker_logs
 from tqppo.weights import location
 
 log = logging.getLogger(__name__)
@@ -138,8 +138,6 @@ def _keep_logs(session: Path, logs: Path) -> None:
     """Copy what Ray's workers printed into the run's folder. A failure, such as a full disk, must not hide why a run
     ended, nor keep Ray's own folder from being removed."""
     try:
-        for path in sorted(session.glob("session_2*/logs/worker-*")):
-            if path.is_file() and path.stat().st_size:
-                shutil.copy(path, logs / path.name)
+        keep_worker_logs(session, logs)
     except OSError as error:
         log.warning("the logs of Ray's workers could not be copied to %s: %s", logs, error.strerror)

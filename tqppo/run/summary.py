@@ -82,16 +82,18 @@ def _rank(name: str) -> tuple[int, str]:
 
 
 def _max_steps(run: RunFolder) -> int:
-    section = _settings(run).get("run")
-    found = section.get("max_steps") if isinstance(section, Mapping) else None
+    found = setting(run, "run.max_steps")
     return found if isinstance(found, int) else 0
 
 
-def _settings(run: RunFolder) -> Mapping[str, object]:
+def setting(run: RunFolder, name: str) -> object:
+    """A value of the run's own config, such as `run.max_steps`; None if it is not there."""
     from tqppo.config.read.spans import parse
 
-    values: Mapping[str, object] = parse(run.config.read_text(encoding="utf-8"), str(run.config)).values
-    return values
+    found: object = parse(run.config.read_text(encoding="utf-8"), str(run.config)).values
+    for part in name.split("."):
+        found = found.get(part) if isinstance(found, Mapping) else None
+    return found
 
 
 def _state(run: RunFolder, steps: int, most: int) -> str:
