@@ -40,7 +40,7 @@ def try_function(
 ) -> None:
     """Print the scores of a reward function on rows.
 
-    The answers are the rows' reference answers, or yours (--answer). Ends with exit code 1 if the function fails on one.
+    The answers are the rows' references, or yours (--answer). Ends with exit code 1 if the function fails on one.
     """
     given = [f"data.train={data}"] if data else []
     given += [f"reward.function={json.dumps(function)}"] if function else []
