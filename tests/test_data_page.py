@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.pages import Page, run
+from tests.pages import Page, make_data_of_presets, run
 from tqppo.builtin import REWARDS
 from tqppo.data.layout import PROMPTS
 
@@ -27,6 +27,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("command", [each for each in PAGE.commands if " train " not in each])
 def test_a_command_of_the_page_runs_without_a_complaint(command: str) -> None:
+    make_data_of_presets(Path("copies"), "gsm8k")
     run(command)
 
 
@@ -48,6 +49,6 @@ def test_names_of_rewards_and_columns_exist() -> None:
 
 
 def test_every_block_of_code_is_a_file() -> None:
-    assert len(PAGE.files) == 3
+    assert len(PAGE.files) == 4
     assert not [each for each in PAGE.unused if each != "script.py"]  # what it does is tests/api/test_runs.py's
     assert AFTER

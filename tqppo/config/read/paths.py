@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tqppo.config.read.assignment import KeyAssignment
 
-DATA = ("data.train", "validation.data")
+DATA = ("data.train", "validation.data", "warm_start.data")
 OWN_CODE = ("reward.function", "rollout.agent", "rollout.agent_args")  # `file.py:name`
 MODELS = (
     "model.path",
