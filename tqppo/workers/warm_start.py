@@ -91,14 +91,14 @@ def _backward(model: PolicyModel, spec: WarmStartSpec, tokens: Tensor, labels: T
     rows = max(1, spec.micro_batch_tokens // tokens.shape[1])
     num_labels = int((labels[:, 1:] != IGNORED).sum())
     total = 0.0
-    for part, wanted in zip(tokens.split(rows), labels.split(rows), strict=True):
+    for start in range(0, len(tokens), rows):
+        part, targets = (each[start : start + rows].to(device) for each in (tokens, labels))
         smaller = torch.autocast(device.type, dtype) if dtype != torch.float32 else nullcontext()
         with smaller:
-            logits = model.causal_lm(input_ids=part.to(device), use_cache=False).logits[:, :-1]  # [b, T - 1, V]
-        targets = wanted[:, 1:].to(device)
+            logits = model.causal_lm(input_ids=part, use_cache=False).logits[:, :-1]  # [b, T - 1, V]
         summed = nn.functional.cross_entropy(
-            logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORED, reduction="sum"
+            logits.flatten(0, 1).float(), targets[:, 1:].flatten(), ignore_index=IGNORED, reduction="sum"
         )
-        (summed / num_labels).backward()
+        (summed / num_labels).backward()  # type: ignore[no-untyped-call]
         total += summed.item()
     return total / num_labels
