@@ -168,7 +168,7 @@ class RolloutSection(Section):
     weight_sync: Literal["auto", "file", "broadcast"] = "auto"
     """How new weights reach engines: as a file, by broadcast (vllm, sglang), or auto: by broadcast between nodes."""
     verify_weights: bool = True
-    """After each weight sync, compare checksums of all tensors, and the log-probabilities of a probe."""
+    """After each weight sync, compare checksums of all copied tensors, and the log-probabilities of a probe."""
     timeout_s: PositiveFloat = 1800.0
     """Longest time that a step waits for its groups; the error names the missing prompts."""
     on_incomplete_group: Literal["error", "drop", "keep", "refill"] = "error"

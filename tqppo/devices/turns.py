@@ -12,6 +12,8 @@ from typing import Protocol
 from tqppo.devices.memory import MemoryLedger
 from tqppo.devices.placement import Placement
 
+WHOLE = frozenset({"weights", "cache"})  # what an engine holds when it is awake
+
 
 class Party(Protocol):
     """A role that takes turns."""
@@ -97,12 +99,16 @@ class EngineParty:
 
     engines: SleepingEngines
     turn: Turn = field(default_factory=Turn)
-    awake: frozenset[str] = frozenset({"weights", "cache"})
+    awake: frozenset[str] = WHOLE
+
+    @property
+    def is_wholly_awake(self) -> bool:
+        return self.awake == WHOLE
 
     def be_awake(self, *, cache: bool = True) -> None:
         """Call before the engines compute, or with `cache=False` before they load weights."""
         self.turn.take()
-        wanted = frozenset({"weights", "cache"} if cache else {"weights"})
+        wanted = WHOLE if cache else frozenset({"weights"})
         if not wanted <= self.awake:
             self.engines.wake(cache=cache)
             self.awake |= wanted

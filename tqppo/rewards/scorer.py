@@ -234,21 +234,30 @@ class Scorer:
     ) -> Reward:
         """Return the reward of one answer; its length in `response_tokens` serves the penalty on overlong answers."""
         sample = Sample(source, solution, answer, extra or {}, prompt, transcript)
-        if len(self._functions) == 1:  # a task for each of them would cost more than a built-in function
-            found = [await self._one(self._functions[0], sample)]
-        else:
-            found = await asyncio.gather(*(self._one(each, sample) for each in self._functions))
+        if len(self._functions) == 1:
+            only = await self._only(self._functions[0], sample)
+            return only if only.failure else self._penalised(only, response_tokens)
+        found = await asyncio.gather(*(self._one(each, sample) for each in self._functions))
         failed = next((each for each in found if each is not None and each.failure), None)
         if failed is not None:
             return failed
         weights = [each.spec for each in self._functions]
         return self._penalised(combined(weights, found), response_tokens)
 
+    async def _only(self, function: ScoringFunction, sample: Sample) -> Reward:
+        """The reward where there is one function: a task for it would cost more than a built-in one."""
+        try:
+            reward = to_reward(await function.value(sample))
+        except SampleFailed as failure:
+            return self._failed(function.spec.name, sample, str(failure))
+        weight = function.spec.weight
+        return reward if weight == 1 else replace(reward, score=weight * reward.score)
+
     async def _one(self, function: ScoringFunction, sample: Sample) -> Reward | None:
-        """The reward of one function. None: it has nothing to say of this sample, and others may."""
+        """The reward of one of several functions. None: it has nothing to say of this sample, and others may."""
         try:
             value = await function.value(sample)
-            return None if value is None and len(self._functions) > 1 else to_reward(value)
+            return None if value is None else to_reward(value)
         except SampleFailed as failure:
             return self._failed(function.spec.name, sample, str(failure))
 
@@ -277,11 +286,9 @@ class Scorer:
 
 
 def combined(functions: Sequence[FunctionSpec], found: Sequence[Reward | None]) -> Reward:
-    """The weighted sum. With several functions each score is a metric; `acc` and the answer are the first one's."""
+    """The weighted sum; each score is a metric, `acc` and the answer are the first function's."""
     given = [(function, reward) for function, reward in zip(functions, found, strict=True) if reward is not None]
     score = math.fsum(function.weight * reward.score for function, reward in given)
-    if len(functions) == 1:
-        return replace(given[0][1], score=score)
     metrics: dict[str, float] = {}
     for function, reward in given:
         metrics[function.label] = reward.score

@@ -35,9 +35,6 @@ class Assignment:
         """What the seeds of a session's turns follow from."""
         return (self.seed, self.partition, self.step, uid, session)
 
-    def session_name(self, uid: str, session: int) -> str:
-        return session_name(self.session_parts(uid, session))
-
 
 def session_name(parts: Sequence[int | str]) -> str:
     """The name of a session, and of a sub-agent's, whose own names come after a slash each."""

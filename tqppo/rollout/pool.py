@@ -111,16 +111,17 @@ class RolloutPool:
         Engines that slept get the new weights before their cache, which needs most of the memory.
         """
         self.party.be_awake(cache=False)
+        at_once = probe if self.party.is_wholly_awake else None  # a second call to each engine is saved
         calls = [
-            call(worker, RolloutWorker.load_weights, self._source_for(source, spec, node))
+            call(worker, RolloutWorker.load_weights, self._source_for(source, spec, node), at_once)
             for worker, spec, node in zip(self.workers, self.specs, self.nodes, strict=True)
         ]
-        results(calls, self.timeout_s, f"loading weights of version {source.version}", died=EngineError)
-        if probe is None:
-            return None
-        self.party.be_awake()
-        checks = [call(worker, RolloutWorker.verify, probe) for worker in self.workers]
-        return max(results(checks, self.timeout_s, "comparing the engines with the trainer", died=EngineError))
+        found = results(calls, self.timeout_s, f"loading weights of version {source.version}", died=EngineError)
+        if probe is not None and at_once is None:
+            self.party.be_awake()
+            checks = [call(worker, RolloutWorker.verify, probe) for worker in self.workers]
+            found = results(checks, self.timeout_s, "comparing the engines with the trainer", died=EngineError)
+        return None if probe is None else max(found)
 
     def sleep(self) -> None:
         calls = [call(worker, RolloutWorker.sleep) for worker in self.workers]

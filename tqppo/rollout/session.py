@@ -45,11 +45,10 @@ class Session:
     turn: int = 0
     attempt: int = 0  # retries so far: requests of an attempt that failed may still run, and keep their names
     record: SessionRecord = field(default_factory=SessionRecord)
+    name: str = field(init=False)  # the same for all turns and retries; a sub-agent's begins with its parent's
 
-    @property
-    def name(self) -> str:
-        """The same for all turns and retries; a sub-agent's begins with its parent's."""
-        return session_name(self.seed_parts)
+    def __post_init__(self) -> None:
+        self.name = session_name(self.seed_parts)
 
     @property
     def chat(self) -> ChatTemplate:
@@ -81,9 +80,10 @@ class Session:
         room = self.room(len(tokens))
         if not room:
             raise ContextFull(f"{len(tokens)} tokens fill the context: the limit is {self.max_context_tokens}")
+        limit, sampling = min(max_new_tokens or room, room), self.sampling
         request = Request(
             tokens=tokens,
-            sampling=replace(self.sampling, max_new_tokens=min(max_new_tokens or room, room)),
+            sampling=sampling if limit == sampling.max_new_tokens else replace(sampling, max_new_tokens=limit),
             seed=counter_seed(*self.seed_parts, self.turn),
             request_id=self._request_id(),
             order=(*self.order, self.turn),
@@ -97,8 +97,7 @@ class Session:
         return completion
 
     def _request_id(self) -> str:
-        retry = (f"retry{self.attempt}",) if self.attempt else ()
-        return "-".join(map(str, (*self.seed_parts, *retry, self.turn)))
+        return f"{self.name}-retry{self.attempt}-{self.turn}" if self.attempt else f"{self.name}-{self.turn}"
 
     def child(self, name: str) -> Session:
         """A session of a sub-agent, with the same sampling and seeds that follow from its name."""
@@ -116,8 +115,9 @@ class Session:
 
     def totals(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
         """The session's counters. Those of a loop that behaves and counts nothing are empty."""
-        retokenized = self.num_retokenized(trajectories)
-        return {**self.record.counts, **({"agent/retokenized_tokens": float(retokenized)} if retokenized else {})}
+        if retokenized := self.num_retokenized(trajectories):
+            return {**self.record.counts, "agent/retokenized_tokens": float(retokenized)}
+        return self.record.counts
 
     def num_retokenized(self, trajectories: Sequence[Trajectory]) -> int:
         """Tokens that would be trained on and that the engine did not sample in this session; 0 in a correct loop."""

@@ -8,15 +8,30 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Iterable, Sequence
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from tqppo.protocols import RolloutEngine
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
 T = TypeVar("T")
+
+
+class Playing:
+    """Holds one slot. A generator made into a context manager would cost several times as much."""
+
+    __slots__ = ("_session", "_slots")
+
+    def __init__(self, slots: SessionSlots, session: str) -> None:
+        self._slots, self._session = slots, session
+
+    async def __aenter__(self) -> None:
+        try:
+            await self._slots.enter(self._session)
+        except BaseException:
+            self._slots.leave(self._session)
+            raise
+
+    async def __aexit__(self, *_: object) -> None:
+        self._slots.leave(self._session)
 
 
 class SessionSlots:
@@ -30,17 +45,15 @@ class SessionSlots:
         self._waiting = {session: loop.create_future() for session in sessions[count:]}
         engine.expect(sessions[:count], batch)
 
-    @asynccontextmanager
-    async def playing(self, session: str) -> AsyncIterator[None]:
-        """Wait for a slot and hold it. At the end the engine releases what it keeps for the session."""
-        try:
-            if session in self._waiting:
-                await self._waiting[session]
-            yield
-        finally:
-            self._leave(session)
+    def playing(self, session: str) -> Playing:
+        """`async with` waits for a slot and holds it. At the end the engine releases what it keeps for the session."""
+        return Playing(self, session)
 
-    def _leave(self, session: str) -> None:
+    async def enter(self, session: str) -> None:
+        if session in self._waiting:
+            await self._waiting[session]
+
+    def leave(self, session: str) -> None:
         if session in self._waiting:  # cancelled before it had a slot
             del self._waiting[session]
             return

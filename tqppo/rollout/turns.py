@@ -17,6 +17,8 @@ from tqppo.rollout.trajectory import Trajectory
 
 def check_turns(trajectory: Trajectory) -> None:
     """Raise ValueError unless ends, rewards and anchors of the turns fit each other and the response."""
+    if not (trajectory.turn_ends or trajectory.turn_rewards or trajectory.anchors):
+        return
     ends = turn_ends(trajectory)
     ascends = all(a < b for a, b in zip((0, *ends), ends, strict=False)) or ends == (0,)
     if not ascends or ends[-1] > len(trajectory.response_tokens):

@@ -21,6 +21,7 @@ from tqppo.metrics import files as metrics_files
 from tqppo.metrics import trackers
 from tqppo.metrics.events import Event
 from tqppo.metrics.files import EventLog, MetricsLog
+from tqppo.processes.garbage import spare_what_started
 from tqppo.protocols import Metrics
 from tqppo.run.checkpoint import Checkpoint, CheckpointStore
 from tqppo.run.cluster import ray_cluster
@@ -139,6 +140,7 @@ class Attempt:
             stack.callback(stop.ignore)  # runs first when the stack closes
             loop = self._loop(run, stop)
             self.is_training = True
+            spare_what_started()
             code = loop.run(self.start)
             self.metrics.flush()
             self._print_ending(code)

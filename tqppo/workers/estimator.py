@@ -26,6 +26,7 @@ from tqppo.algorithms.layout import row_counts
 from tqppo.dataflow import Features
 from tqppo.devices.seats import NO_CPU, Seat
 from tqppo.processes import ray_calls
+from tqppo.processes.garbage import spare_what_started
 from tqppo.protocols import Metrics
 from tqppo.queue.client import Queue
 from tqppo.queue.meta import BatchMeta, Jagged
@@ -60,6 +61,7 @@ class Estimator:
 
     def ready(self) -> None:
         """Return once the process has started."""
+        spare_what_started()
 
     def estimate(self, batch: BatchMeta, kl_coef: float) -> tuple[tuple[str, ...], Metrics]:
         """Put advantages on the rows, where there is a policy loss, and the other columns that the config asks for.

@@ -7,6 +7,7 @@ join at once, unless a cohort is decoding or waiting.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Generic, Protocol, TypeVar
@@ -29,6 +30,7 @@ class SessionBatch(Generic[T]):
         self.waiting: dict[str, deque[T]] = {}
         self.decoding: set[T] = set()  # requests in a cohort that have no result yet
         self._num_idle = 0  # sessions without a waiting request
+        self.changed_at = time.monotonic()  # when a session last asked, got its answer or ended
 
     def __len__(self) -> int:
         return len(self.waiting)
@@ -96,9 +98,13 @@ class Admission(Generic[T]):
         return bool(self._current)
 
     @property
-    def is_stalled(self) -> bool:
-        """Whether requests wait only for sessions that neither ask nor end."""
-        return any(batch.is_stalled for batch in self._batches.values())
+    def has_batches(self) -> bool:
+        return bool(self._batches)
+
+    @property
+    def stalled_since(self) -> float | None:
+        """Since when requests wait only for sessions that neither ask nor end; None if no batch is stalled."""
+        return min((batch.changed_at for batch in self._batches.values() if batch.is_stalled), default=None)
 
     def expect(self, sessions: Sequence[str], batch: str) -> None:
         """Announce sessions: from now on the others of their batch wait for them."""
@@ -115,7 +121,7 @@ class Admission(Generic[T]):
         name = self._batch_of.pop(session, None)
         if name is not None:
             self._open += self._batches[name].close(session)
-            self._complete(name)
+            self._changed(name)
 
     def add(self, request: T) -> None:
         name = self._batch_of.get(request.family)
@@ -123,7 +129,7 @@ class Admission(Generic[T]):
             self._open.append(request)
         else:
             self._batches[name].add(request)
-            self._complete(name)
+            self._changed(name)
 
     def take(self, num_free: int, num_running: int) -> list[T]:
         """The requests to admit now, in order."""
@@ -139,7 +145,9 @@ class Admission(Generic[T]):
         """A request has its result, or its caller has gone."""
         name = self._batch_of.get(request.family)
         if name is not None:
-            self._batches[name].decoding.discard(request)
+            batch = self._batches[name]
+            batch.decoding.discard(request)
+            batch.changed_at = time.monotonic()
 
     def remove(self, request: T) -> bool:
         """Withdraw a request that has not been admitted; false if it is not waiting."""
@@ -153,9 +161,10 @@ class Admission(Generic[T]):
         batch.remove(request)
         return True
 
-    def give_up_waiting(self) -> Iterator[tuple[T, list[str]]]:
-        """End batches that are stalled; yields their waiting requests and the sessions that these waited for."""
-        for name in [name for name, batch in self._batches.items() if batch.is_stalled]:
+    def give_up_waiting(self, since: float) -> Iterator[tuple[T, list[str]]]:
+        """End batches that have been stalled since then; yields what waits in them, and the sessions it waited for."""
+        stalled = [name for name, batch in self._batches.items() if batch.is_stalled and batch.changed_at <= since]
+        for name in stalled:
             batch = self._batches.pop(name)
             for session, requests in batch.waiting.items():
                 del self._batch_of[session]
@@ -169,8 +178,9 @@ class Admission(Generic[T]):
         self._batches.clear()
         self._batch_of.clear()
 
-    def _complete(self, name: str) -> None:
+    def _changed(self, name: str) -> None:
         batch = self._batches[name]
+        batch.changed_at = time.monotonic()
         if not batch:
             del self._batches[name]
         elif cohort := batch.cohort():

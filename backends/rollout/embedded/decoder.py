@@ -208,7 +208,9 @@ class Decoder:
         finished: Finished = []
         for row, completion in zip(gone.tolist(), completions, strict=True):
             ticket = rows.tickets[row]
-            finished.append((ticket, replace(completion, reused_tokens=self._reused.pop(ticket, 0))))
+            if ticket in self._reused:
+                completion = replace(completion, reused_tokens=self._reused.pop(ticket))
+            finished.append((ticket, completion))
             if not aborted and self.kept.wants(ticket.session):
                 tokens = (*ticket.tokens, *completion.tokens[:-1])  # the last one has not been computed
                 self.kept.keep(ticket.session, tokens, *self._cache.row(row, int(rows.start[row])))

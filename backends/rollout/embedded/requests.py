@@ -6,9 +6,10 @@ Every request ends in a result or an error, so that no caller waits for ever.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tqppo.errors import EngineError
 from tqppo.protocols import Completion, EngineSpec, Request, Scores
@@ -24,14 +25,11 @@ class PendingRequest:
 
     request: Request
     answer: asyncio.Future[Completion]
+    order: tuple[int, ...] = field(init=False)
+    family: str = field(init=False)
 
-    @property
-    def order(self) -> tuple[int, ...]:
-        return self.request.order
-
-    @property
-    def family(self) -> str:
-        return self.request.family
+    def __post_init__(self) -> None:
+        self.order, self.family = self.request.order, self.request.family
 
 
 @dataclass(slots=True, eq=False)
@@ -70,16 +68,15 @@ class PendingRequests:
 
     def expect(self, sessions: Sequence[str], batch: str) -> None:
         self._admission.expect(sessions, batch)
+        self._watch_deadline()
 
     def end_session(self, session: str) -> None:
         self._admission.end(session)
-        self._watch_deadline()
 
     def add(self, request: Request) -> PendingRequest:
         pending = PendingRequest(request, asyncio.get_running_loop().create_future())
         self._by_id[request.request_id] = pending
         self._admission.add(pending)
-        self._watch_deadline()
         return pending
 
     def forget(self, pending: PendingRequest) -> None:
@@ -88,7 +85,6 @@ class PendingRequests:
             self._withdraw(pending, weight_version=0)
         self._by_id.pop(pending.request.request_id, None)
         self._admission.finish(pending)
-        self._watch_deadline()
 
     def abort(self, request_id: str, weight_version: int) -> None:
         pending = self._by_id.get(request_id)
@@ -143,7 +139,9 @@ class PendingRequests:
     def fail(self, why: str, cause: BaseException | None = None) -> None:
         """Every pending call raises an error."""
         self._admission.clear()
-        self._watch_deadline()
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
         pending: list[PendingRequest | PendingScores] = [*self._by_id.values(), *self._scoring, *self._scores]
         for each in pending:
             if not each.answer.done():
@@ -159,21 +157,25 @@ class PendingRequests:
             self._withdrawn.add(pending)
         elif not pending.answer.done():
             pending.answer.set_result(Completion([], [], "abort", weight_version))
-        self._watch_deadline()
 
     def _watch_deadline(self) -> None:
-        """Limit the wait while some sessions of a batch have asked and the others neither ask nor end."""
-        if not self._admission.is_stalled:
-            if self._deadline is not None:
-                self._deadline.cancel()
-                self._deadline = None
-        elif self._deadline is None:
-            loop = asyncio.get_running_loop()
-            self._deadline = loop.call_later(self._spec.request_timeout_s, self._deadline_passed)
+        """Limit the wait while some sessions of a batch have asked and the others neither ask nor end.
+
+        One timer looks when the first may be due: setting it at each request would cost more than all the rest.
+        """
+        if self._deadline is None and self._admission.has_batches:
+            now, since = time.monotonic(), self._admission.stalled_since
+            wait_s = self._spec.request_timeout_s - (0.0 if since is None else now - since)
+            self._deadline = asyncio.get_running_loop().call_later(wait_s, self._deadline_passed)
 
     def _deadline_passed(self) -> None:
         self._deadline = None
-        for pending, missing in self._admission.give_up_waiting():
+        self._give_up_waiting()
+        self._watch_deadline()
+
+    def _give_up_waiting(self) -> None:
+        since = time.monotonic() - self._spec.request_timeout_s
+        for pending, missing in self._admission.give_up_waiting(since):
             if not pending.answer.done():
                 more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
                 pending.answer.set_exception(

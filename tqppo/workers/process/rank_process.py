@@ -14,6 +14,7 @@ from torch._C._distributed_c10d import TCPStore
 
 from tqppo.devices.memory import out_of_memory
 from tqppo.errors import PreflightError
+from tqppo.processes.garbage import spare_what_started
 from tqppo.protocols import Metrics
 from tqppo.queue.client import Queue
 from tqppo.queue.meta import BatchMeta
@@ -69,6 +70,7 @@ class RankProcess(Generic[W]):
             join(self._ranks, self._device, store, timeout_s=timeout_s, is_one_node=is_one_node)
         with self._explained("start"):
             self._worker.start()
+        spare_what_started()
 
     @contextmanager
     def _explained(self, name: str) -> Iterator[None]:

@@ -83,12 +83,13 @@ def test_a_cohort_waits_until_the_batch_before_it_has_ended() -> None:
 
 def test_giving_up_returns_the_requests_that_had_come_and_what_they_waited_for() -> None:
     queue, call = waiting("a", "b", "c"), Call((0,), "b")
-    assert not queue.is_stalled
+    assert queue.stalled_since is None
     queue.add(call)
-    assert queue.is_stalled
-    assert list(queue.give_up_waiting()) == [(call, ["a", "c"])]
+    assert queue.stalled_since is not None
+    assert list(queue.give_up_waiting(since=queue.stalled_since - 1)) == []
+    assert list(queue.give_up_waiting(since=queue.stalled_since)) == [(call, ["a", "c"])]
     assert not queue.is_ready
-    assert not queue.is_stalled
+    assert queue.stalled_since is None
 
 
 def test_waiting_for_sessions_that_decode_is_no_stall() -> None:
@@ -97,9 +98,9 @@ def test_waiting_for_sessions_that_decode_is_no_stall() -> None:
         queue.add(call)
     queue.finish(calls[0])
     queue.add(Call((2,), "a"))
-    assert not queue.is_stalled
+    assert queue.stalled_since is None
     queue.finish(calls[1])
-    assert queue.is_stalled
+    assert queue.stalled_since is not None
 
 
 def test_few_free_rows_are_filled_only_together() -> None:
