@@ -11,10 +11,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = [
     "README.md",
     "CONTRIBUTING.md",
-    *(
-        f"docs/{name}.md"
-        for name in ("architecture", "distillation", "agents", "data-and-rewards", "devices", "memory", "presets")
-    ),
+    *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md") if path.stem != "troubleshooting"),
 ]
 FOLDERS = ("tqppo", "backends", "presets", "tests", "docs", "completions", ".ci", ".github")
 

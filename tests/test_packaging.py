@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -94,6 +95,19 @@ def test_constraints_pin_every_requirement() -> None:
     needed = [*about["dependencies"], *about["optional-dependencies"]["dev"]]
     names = {_requirement(each) for each in needed} - {"tqppo", "tomli", "setuptools"}
     assert names <= pinned
+
+
+def test_the_container_is_made_of_what_is_there() -> None:
+    text = (ROOT / "Dockerfile").read_text()
+    copied = [name for line in re.findall(r"^COPY (.*) /opt/\S+$", text, re.M) for name in line.split()]
+    assert set(copied) >= {"pyproject.toml", "constraints.txt", "tqppo", "backends", "presets", "completions"}
+    assert not [name for name in copied if not (ROOT / name).exists()]
+    (extras,) = re.findall(r"/opt/tqppo\[(.*)\]", text)
+    assert set(extras.split(",")) <= set(project()["project"]["optional-dependencies"])
+    assert re.search(r"^torch==", (ROOT / "constraints.txt").read_text(), re.M)
+    page = (ROOT / "docs/gpus-and-clusters.md").read_text()
+    arguments = set(re.findall(r"--build-arg (\w+)=", page + text))
+    assert arguments == set(re.findall(r"^ARG (\w+)", text, re.M))
 
 
 def _requirement(text: str) -> str:

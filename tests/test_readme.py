@@ -3,30 +3,72 @@
 from __future__ import annotations
 
 import re
-import shutil
+import subprocess
+import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
+from transformers import AutoConfig
 
+from tests.pages import ROOT, Page, checked, follow
 from tqppo import dataflow
 from tqppo.config.compile import compile_config
 from tqppo.config.diagnostics import render_text
 from tqppo.config.show.keys import all_keys
 
-README = Path(__file__).parent.parent / "README.md"
+README = Page.read("README.md")
 
 
-def test_the_queue_s_example_runs() -> None:
-    (example,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
-    names: dict[str, Any] = {}
-    exec(example, names)
-    assert [row.tolist() for row in names["found"]["tokens"].unbind()] == [[0, 1, 2, 3, 4]]
-    assert names["found"]["reward"].tolist() == [1.0]
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    README.write(tmp_path)
+    (rows,) = README.blocks("json")
+    (tmp_path / "rows.jsonl").write_text(rows)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("folder")
+def test_the_commands_of_the_readme_run() -> None:
+    """What trains on one's own data is run, and every other run is checked."""
+    for command in README.commands:
+        if "first --prompt" not in command:
+            follow(command, may_train="mine.toml" in command)
+    assert AutoConfig.from_pretrained("hf").model_type == "llama"
+    subprocess.run([sys.executable, "script.py"], check=True, capture_output=True, timeout=240)
+
+
+def test_the_commands_in_tables_are_accepted() -> None:
+    commands = re.findall(r"^\| `(tqppo train [^`]*)` \|", README.text, re.M)
+    assert len(commands) == 4
+    for command in commands:
+        checked(command)
+
+
+def test_every_block_of_code_is_a_file() -> None:
+    assert set(README.files) == {"rewards.py", "mine.toml", "script.py"}
+    assert README.unused == ["script.py"]
+
+
+def test_the_picture_is_there_and_loads_nothing_from_elsewhere() -> None:
+    (name,) = re.findall(r"^!\[.*\]\((.*)\)$", README.text, re.M)
+    picture = (ROOT / name).read_text()
+    assert "400/400" in picture.replace("&#160;", " ")
+    assert "url(http" not in picture
+    assert f"tqppo runs show first --svg {name}" in README.text
+
+
+def test_every_page_is_listed() -> None:
+    pages = [str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")]
+    table = README.text.split("## Pages")[1].split("## What works")[0]
+    assert not [page for page in pages if f"`{page}`" not in table]
 
 
 def test_the_picture_of_a_step_shows_the_stages_and_columns_of_ppo() -> None:
-    (picture,) = re.findall(r"<!-- step: begin -->\n```\n(.*?)```", README.read_text(), re.DOTALL)
+    (picture,) = re.findall(r"<!-- step: begin -->\n```\n(.*?)```", README.text, re.DOTALL)
     drawn = {line.split()[0]: line for line in picture.splitlines()[2:]}
     stages = {stage.name: stage for stage in dataflow.MODES["ppo"].stages}
     assert [name for name in drawn if name in stages] == list(stages)
@@ -35,21 +77,9 @@ def test_the_picture_of_a_step_shows_the_stages_and_columns_of_ppo() -> None:
         assert [column.strip() for column in put] == list(stage.writes(EVERYTHING)), name
 
 
-MISTAKES = """extends = "quickstart"
-
-[algorithm]
-advantage = "grop"
-
-[actor]
-mini_batch_size = 7
-"""
-
-
-def test_the_mistakes_are_shown_as_the_readme_shows_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (shown,) = re.findall(r"```\n(error\[.*?)```", README.read_text(), re.DOTALL)
-    shutil.copytree(README.parent / "presets", tmp_path / "presets")
-    (tmp_path / "mine.toml").write_text(MISTAKES)
-    monkeypatch.chdir(tmp_path)
+def test_the_mistake_is_shown_as_the_readme_shows_it(folder: Path) -> None:
+    (shown,) = re.findall(r"```\n(error\[.*?)```", README.text, re.DOTALL)
+    (folder / "mine.toml").write_text('extends = "quickstart"\n\n[algorithm]\nadvantage = "grop"\n')
     assert render_text(compile_config(None, [Path("mine.toml")], environ={}).diagnostics) == shown
 
 

@@ -11,6 +11,11 @@ from typing import Any
 import jsonschema
 import pytest
 from chat_templates import tokenizer
+from typer.core import TyperGroup
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from tqppo.cli import app
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -61,6 +66,15 @@ def test_every_command_explains_itself(tqppo: Run, command: tuple[str, ...]) -> 
     assert answer.code == 0
     assert answer.out.startswith(f"Usage: tqppo {' '.join(command)}")
     assert answer.err == ""
+
+
+def test_help_of_a_group_is_not_cut() -> None:
+    """At 80 columns, the width that a terminal has at least."""
+    groups = [name for name, command in get_command(app).commands.items() if isinstance(command, TyperGroup)]
+    assert len(groups) > 5
+    for name in groups:
+        lines = CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": "80"}).output.splitlines()
+        assert not [line for line in lines[1:] if line.endswith("...")], name
 
 
 def test_version(tqppo: Run) -> None:

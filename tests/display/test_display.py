@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import re
 import signal
 import sys
 import time
@@ -132,6 +133,20 @@ def test_the_panel_fits_any_terminal(width: int) -> None:
     assert any("reward" in each for each in lines)
 
 
+def test_the_panel_uses_the_width_of_the_terminal() -> None:
+    display = Display("x", max_steps=2, console=_console())
+    for step in (1, 2):
+        display.step(step, _metrics(step))
+    heights = {}
+    for width in (80, 130, 200):
+        console = _console(width)
+        console.print(panel(display.progress, width=width))
+        lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+        assert {len(each) for each in lines} == {width}
+        heights[width] = len(lines)
+    assert heights[80] == heights[130] < heights[200]
+
+
 LIVE = """
 import signal, sys, time
 from rich.console import Console
@@ -139,12 +154,14 @@ from tqppo.display.display import Display, Ending
 with Display("quick", max_steps=50) as display:
     with display.stage("starting Ray"):
         time.sleep(0.8)
+    display.note("a note")
     print("READY", flush=True)
     for step in range(1, 51):
         display.step(step, {"critic/score/mean": step / 50, "timing_s/gen": 0.1})
         time.sleep(0.05 if sys.argv[1] == "end" else 0.3)
     display.finish(Ending("trained", {"model": "runs/quick"}))
 """
+CLEAR, ESCAPES = "\x1b[2J", re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 SHOW_CURSOR, HIDE_CURSOR = "\x1b[?25h", "\x1b[?25l"
 
 
@@ -157,6 +174,26 @@ def test_a_terminal_shows_stages_then_a_panel_then_the_end() -> None:
     child.expect(pexpect.EOF)
     child.close()
     assert child.exitstatus == 0
+
+
+def test_a_terminal_of_another_size_is_cleared_and_drawn_anew() -> None:
+    child = pexpect.spawn(
+        sys.executable,
+        ["-c", LIVE, "slow"],
+        encoding="utf-8",
+        dimensions=(40, 100),
+        timeout=30,
+        env=dict(os.environ),  # readline, which pytest imports, has set COLUMNS behind Python's back
+    )
+    child.expect("READY")
+    child.expect("╮")
+    child.setwinsize(30, 70)
+    child.expect_exact(CLEAR)
+    child.expect("a note")
+    child.expect("─╮")
+    top = str(child.before).rpartition("╭")[2]
+    assert len(ESCAPES.sub("", top)) == 70 - 3
+    child.close(force=True)
 
 
 def test_ctrl_c_gives_the_cursor_back() -> None:

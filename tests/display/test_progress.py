@@ -40,3 +40,18 @@ def test_recalled_steps_do_not_count_for_the_pace() -> None:
     progress.restart_clock()
     assert progress.seconds_per_step == 0.0
     assert progress.steps == 1
+
+
+def test_stages_are_those_of_the_last_steps_together() -> None:
+    progress = Progress("x")
+    progress.add(1, {"timing_s/gen": 1.0, "timing_s/step": 2.0})
+    progress.add(2, {"timing_s/gen": 1.0, "timing_s/testing": 3.0, "timing_s/step": 5.0})
+    assert progress.stage_seconds() == {"gen": 2.0, "testing": 3.0}
+
+
+def test_a_run_that_is_over_has_a_clock_that_stands_still() -> None:
+    progress = Progress("x", max_steps=1)
+    progress.recall([{"step": 0, "val-core/sort/acc/greedy": 0.1}, {"step": 1, "critic/score/mean": 0.5, "bad": None}])
+    progress.stop_clock(83.0)
+    assert progress.elapsed == 83.0
+    assert progress.reward == [0.5]

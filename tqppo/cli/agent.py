@@ -32,9 +32,9 @@ def try_session(
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Play one session with a preset's engine and agent loop, and print it turn by turn.
+    """Play one session of an agent loop, and print it turn by turn.
 
-    Shows which tokens are trained on, and the log-probability of each. Starts no Ray.
+    Uses the preset's engine and shows which tokens are trained on, and the log-probability of each. Starts no Ray.
     """
     compilation = compile_named(preset, config, overrides)
     print_diagnostics(compilation.diagnostics)

@@ -69,7 +69,10 @@ def install(
     verbose: Verbose = 0,
     quiet: Quiet = 0,
 ) -> None:
-    """Build the engines' own CPU environments, outside the checkout, with tested pins."""
+    """Build the engines' own CPU environments.
+
+    They lie outside the checkout, and have tested pins.
+    """
     from tqppo.engines import environments as engines
 
     for name in engine:

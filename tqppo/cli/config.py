@@ -27,7 +27,10 @@ def explain_key(
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """What a setting means, its value, and which file, variable or option it comes from."""
+    """Say what a setting means, its value, and what set it.
+
+    That is a file with its line, a variable, an option or the default.
+    """
     from tqppo.config.compile import compile_config
     from tqppo.config.show.explain import explain, explain_section
 

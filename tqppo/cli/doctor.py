@@ -28,7 +28,10 @@ def logprobs(
     prompts: Annotated[int, typer.Option("--prompts", min=1, help="How many prompts to sample.")] = 32,
     as_json: AsJson = False,
 ) -> None:
-    """Sample with the engine, score the same tokens with the trainer, and recommend a correction."""
+    """Compare engine and trainer on the same tokens.
+
+    Samples with the engine, scores with the trainer, and recommends a correction.
+    """
     compilation = compile_named(preset, config, overrides)
     print_diagnostics(compilation.diagnostics)
     if not compilation.ok or compilation.config is None:

@@ -39,7 +39,7 @@ def show(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Print a preset's file, or with --resolved all settings that follow from it."""
+    """Print a preset's file, or with --resolved all its settings."""
     from tqppo.config.read.presets import MAX_HEADER_BYTES
     from tqppo.untrusted import read_file
 

@@ -38,9 +38,9 @@ def try_function(
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print the scores of a reward function on rows: of their reference answers, or of yours.
+    """Print the scores of a reward function on rows.
 
-    Ends with exit code 1 if the function fails on one of them.
+    The answers are the rows' references, or yours (--answer). Ends with exit code 1 if the function fails on one.
     """
     given = [f"data.train={data}"] if data else []
     given += [f"reward.function={json.dumps(function)}"] if function else []

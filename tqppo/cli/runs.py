@@ -12,6 +12,7 @@ from tqppo.cli.output import emit_json, say, table
 from tqppo.untrusted import printable
 
 if TYPE_CHECKING:
+    from tqppo.run.folder import RunFolder
     from tqppo.run.summary import RunSummary
 
 app = typer.Typer(no_args_is_help=True, help="List, show and delete runs.")
@@ -27,7 +28,7 @@ def root() -> None:
 
 @app.command("list")
 def list_runs(folder: RunsFolder = None, as_json: AsJson = False) -> None:
-    """List runs with their state, steps, scores, age and size; the newest comes last."""
+    """List runs: state, steps, scores, age, size; the newest is last."""
     from tqppo.run.summary import age, runs_in, size, summarise
 
     found = [summarise(run) for run in runs_in(_folder(folder))]
@@ -46,14 +47,40 @@ def show_run(
     run: Annotated[str, typer.Argument(help="A run's name or folder, or latest.")] = "latest",
     folder: RunsFolder = None,
     as_json: AsJson = False,
+    panel: Annotated[bool, typer.Option("--panel", help="Draw the panel that training showed.")] = False,
+    svg: Annotated[Path | None, typer.Option("--svg", metavar="FILE", help="Write the panel as a picture.")] = None,
 ) -> None:
     """Show one run: its scores, files, and what to type next."""
-    from tqppo.run.summary import age, named_run, size, summarise
+    from tqppo.run.summary import named_run, summarise
 
-    found = summarise(named_run(run, _folder(folder)))
+    chosen = named_run(run, _folder(folder))
     if as_json:
-        emit_json(found.as_dict())
+        emit_json(summarise(chosen).as_dict())
+    elif panel or svg:
+        _draw(chosen, svg)
+    else:
+        _describe(summarise(chosen))
+
+
+def _draw(run: RunFolder, svg: Path | None) -> None:
+    """The panel on the screen, or in a file."""
+    from rich.console import Console
+
+    from tqppo.display.panel import panel
+    from tqppo.run.picture import panel_svg, progress_of
+
+    progress = progress_of(run)
+    if svg is None:
+        console = Console(highlight=False)
+        console.print(panel(progress, width=console.width))
         return
+    svg.write_text(panel_svg(progress), encoding="utf-8")
+    typer.echo(f"wrote {svg}")
+
+
+def _describe(found: RunSummary) -> None:
+    from tqppo.run.summary import age, size
+
     best = "" if found.best_step is None else f" (best {_score(found.best_score)} at step {found.best_step})"
     lines = {
         "run": f"{found.name}, {found.state}, started {age(found.started)} ago, {size(found.size_bytes)}",

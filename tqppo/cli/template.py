@@ -28,10 +28,10 @@ def check(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Play conversations with a model's chat template, and say which turn breaks a prefix.
+    """Find the turns that a chat template rewrites.
 
-    A turn that the template writes in another way once others follow makes a session fork into one more trajectory.
-    Ends with exit code 1 if there is one.
+    Plays conversations with the template of a model. A turn that is written in another way once others follow makes a
+    session fork into one more trajectory. Ends with exit code 1 if there is one.
     """
     from tqppo.doctor.template import check_templates, load_chat, render
 

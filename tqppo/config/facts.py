@@ -175,6 +175,21 @@ def model_shape(config: Config) -> ModelShape | None:
     )
 
 
+def is_warmed(config: Config) -> bool:
+    """Whether a model that was found, not made, gets supervised steps first. They need demonstrations of their own."""
+    return config.model.path != "tiny" and config.warm_start.steps > 0 and bool(config.warm_start.data)
+
+
+def makes_model(config: Config) -> bool:
+    """Whether the run starts from a model in its own folder, and not from the one that model.path names."""
+    return config.model.path == "tiny" or is_warmed(config)
+
+
+def warm_start_lr(config: Config) -> float:
+    usual = 3e-3 if config.model.path == "tiny" else 1e-4 if config.model.lora_rank else 1e-5
+    return config.warm_start.lr or usual
+
+
 def compute_dtype(config: Config) -> str:
     """The type that models compute in."""
     on_gpu = bool(config.cluster.gpus_per_node)

@@ -81,11 +81,13 @@ class ModelSection(Section):
 
 class WarmStartSection(Section):
     steps: NonNegative = 0
-    """Supervised steps on the task's own demonstrations before RL. Only for tiny models; 0 turns it off."""
+    """Supervised steps on demonstrations before RL; 0 turns it off. With LoRA, adapters learn and are then merged."""
+    data: str | list[str] = ""
+    """Demonstrations, written like data.train. Empty: the task's own, for the tiny model only."""
     batch_size: Positive = 128
     """Demonstrations per warm-start step."""
-    lr: PositiveFloat = 3e-3
-    """Learning rate of the warm start."""
+    lr: NonNegativeFloat = 0.0
+    """Learning rate of the warm start. 0: 3e-3 for the tiny model, 1e-4 for LoRA, 1e-5 otherwise."""
 
 
 class DataSection(Section):
@@ -525,7 +527,7 @@ class Config(Section):
     model: ModelSection = ModelSection()
     """The model that learns."""
     warm_start: WarmStartSection = WarmStartSection()
-    """A short supervised start for tiny models."""
+    """A short supervised start."""
     data: DataSection = DataSection()
     """Prompts."""
     rollout: RolloutSection = RolloutSection()

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 
 from rich.console import Console, RenderableType
-from rich.live import Live
 from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
@@ -22,13 +22,13 @@ from rich.text import Text
 from tqppo import space
 from tqppo.display.charts import ASCII_BLOCKS, BLOCKS, duration, number, sparkline
 from tqppo.display.console import SafeConsole
+from tqppo.display.live import LINES_KEPT, ResizableLive
 from tqppo.display.panel import panel
 from tqppo.display.progress import Progress, Validated
 
 ANNOUNCE_AFTER_S = 1.0  # without a terminal, a stage that takes longer gets a line
 PROGRESS_EVERY_S = 10.0  # without a terminal, the progress of a stage gets a line this often
 MENTION_AFTER_S = 0.5  # on a terminal, a stage that took longer leaves a line
-REFRESHES_PER_S = 4
 PLAIN_LINES = 30  # about this many step lines over a run of quick steps
 SLOW_STEP_S = 2.0  # steps slower than this get a plain line each
 
@@ -53,7 +53,8 @@ class Display:
         self._quiet = quiet
         self._is_live = self.console.is_terminal and not self.console.is_dumb_terminal and not quiet
         self._blocks = BLOCKS if "utf" in self.console.encoding.lower() else ASCII_BLOCKS
-        self._live: Live | None = None
+        self._live: ResizableLive | None = None
+        self._above: deque[Text] = deque(maxlen=LINES_KEPT)
         self._stages: list[tuple[str, float]] = []
 
     def __enter__(self) -> Display:
@@ -101,9 +102,7 @@ class Display:
 
     def recall(self, rows: Sequence[Mapping[str, float | None]]) -> None:
         """Take in the lines of metrics.jsonl before a resume, so that curves begin at the run's first step."""
-        for row in rows:
-            known = {name: value for name, value in row.items() if value is not None}
-            self.progress.add(int(known.pop("step")), known)
+        self.progress.recall(rows)
         self.progress.restart_clock()
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -142,13 +141,7 @@ class Display:
 
     def _refresh(self) -> None:
         if self._is_live and self._live is None:
-            self._live = Live(
-                get_renderable=self._frame,
-                console=self.console,
-                refresh_per_second=REFRESHES_PER_S,
-                transient=True,
-                vertical_overflow="crop",
-            )
+            self._live = ResizableLive(self._frame, self.console, self._above)
             self._live.start()
 
     def _frame(self) -> RenderableType:
@@ -173,7 +166,9 @@ class Display:
         self._print(Text.assemble((mark, style), " ", name, (f"  {seconds:.1f} s", "dim")))
 
     def _print(self, part: RenderableType, *, soft_wrap: bool = True) -> None:
-        """Print. Output that goes to a file on a full disk does not end the run."""
+        """Print, and keep lines for a terminal that changes its size. A full disk does not end the run."""
+        if isinstance(part, Text):
+            self._above.append(part)
         try:
             self.console.print(part, soft_wrap=soft_wrap)
         except OSError as error:

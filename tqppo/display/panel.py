@@ -11,25 +11,19 @@ from rich.text import Text
 from tqppo.display.charts import BLOCKS, PALETTE, area, duration, number, resample, shares, sparkline, widths
 from tqppo.display.progress import Progress
 
-WIDEST = 100
 NARROW = 64  # a narrower terminal shows one line instead of a panel
+WIDE = 140  # from here on curves are longer, and the chart is higher
 CHART_HEIGHT = 5
-FIGURES_WIDTH = 32
 CURVE_WIDTH = 10
+LABEL_WIDTH, VALUE_WIDTH = 11, 8
 AXIS_WIDTH = 6
 
 
 def panel(progress: Progress, *, width: int, activity: str = "", blocks: str = BLOCKS) -> RenderableType:
     if width < NARROW:
         return _line(progress, activity, blocks)
-    width = min(width, WIDEST)
     inner = width - 4
-    chart_width = inner - FIGURES_WIDTH - AXIS_WIDTH - 3
-    middle = Table.grid(padding=(0, 3, 0, 0))
-    middle.add_column(width=chart_width + AXIS_WIDTH)
-    middle.add_column(width=FIGURES_WIDTH)
-    middle.add_row(_chart(progress, chart_width, blocks), _figures(progress, blocks))
-    parts: list[RenderableType] = [_bar(progress, inner), Text(""), middle]
+    parts: list[RenderableType] = [_bar(progress, inner), Text(""), _curves(progress, inner, blocks)]
     if validations := _validations(progress):
         parts += [Text(""), validations]
     if progress.example:
@@ -51,6 +45,21 @@ def panel(progress: Progress, *, width: int, activity: str = "", blocks: str = B
     )
 
 
+def _curves(progress: Progress, width: int, blocks: str) -> Table:
+    """The chart of the reward, and beside it the other figures; a wide terminal gives room to both."""
+    is_wide = width + 4 >= WIDE
+    height = 2 * CHART_HEIGHT if is_wide else CHART_HEIGHT
+    curve_width = 3 * CURVE_WIDTH if is_wide else CURVE_WIDTH
+    figures_width = LABEL_WIDTH + VALUE_WIDTH + curve_width + 3
+    chart_width = width - figures_width - AXIS_WIDTH - 3
+    table = Table.grid(padding=(0, 3, 0, 0))
+    table.add_column(width=chart_width + AXIS_WIDTH)
+    table.add_column(width=figures_width)
+    chart = _chart(progress, chart_width, height, blocks)
+    table.add_row(chart, _figures(progress, height + 1, curve_width, blocks))
+    return table
+
+
 def _bar(progress: Progress, width: int) -> Text:
     """The progress bar: step 84/250 ━━━━━━╸──────  0:31 · 1:02 left."""
     share = progress.step / progress.max_steps if progress.max_steps else 0.0
@@ -63,7 +72,7 @@ def _bar(progress: Progress, width: int) -> Text:
     return Text.assemble((head, "bold"), ("━" * done, "green"), ("━" * (room - done), "bright_black"), tail)
 
 
-def _chart(progress: Progress, width: int, blocks: str) -> Text:
+def _chart(progress: Progress, width: int, height: int, blocks: str) -> Text:
     """The reward over the whole run; the empty part on the right stands for the steps still to come."""
     text = Text(no_wrap=True)
     last = f"{number(progress.reward[-1])}" if progress.reward else "–"
@@ -72,11 +81,11 @@ def _chart(progress: Progress, width: int, blocks: str) -> Text:
     filled = width if not progress.max_steps else max(1, round(width * progress.step / progress.max_steps))
     points = _spread(progress.reward, filled)
     top, bottom = _range(progress.reward)
-    for row, cells in enumerate(area(points, width=width, height=CHART_HEIGHT, top=top, bottom=bottom, blocks=blocks)):
-        label = f"{top:.3g}" if row == 0 else f"{bottom:.3g}" if row == CHART_HEIGHT - 1 else ""
+    for row, cells in enumerate(area(points, width=width, height=height, top=top, bottom=bottom, blocks=blocks)):
+        label = f"{top:.3g}" if row == 0 else f"{bottom:.3g}" if row == height - 1 else ""
         text.append(f"{label[: AXIS_WIDTH - 1]:>{AXIS_WIDTH - 1}} ", "dim")
         text.append("".join(char for char, _ in cells), cells[0][1])
-        text.append("\n" if row < CHART_HEIGHT - 1 else "")
+        text.append("\n" if row < height - 1 else "")
     return text
 
 
@@ -97,13 +106,13 @@ def _range(values: list[float]) -> tuple[float, float]:
     return (1.0, 0.0) if low >= 0.0 and 0.2 <= high <= 1.0 else (high, min(low, 0.0))
 
 
-def _figures(progress: Progress, blocks: str) -> Table:
+def _figures(progress: Progress, most: int, curve_width: int, blocks: str) -> Table:
     table = Table.grid(padding=(0, 1, 0, 0))
-    table.add_column(style="dim", width=11)
-    table.add_column(justify="right", width=8)
-    table.add_column(style="blue", width=CURVE_WIDTH)
-    for label, value in progress.figures()[: CHART_HEIGHT + 1]:
-        table.add_row(label, value, sparkline(progress.history.get(label, []), CURVE_WIDTH, blocks=blocks))
+    table.add_column(style="dim", width=LABEL_WIDTH)
+    table.add_column(justify="right", width=VALUE_WIDTH)
+    table.add_column(style="blue", width=curve_width)
+    for label, value in progress.figures()[:most]:
+        table.add_row(label, value, sparkline(progress.history.get(label, []), curve_width, blocks=blocks))
     return table
 
 
@@ -122,7 +131,7 @@ def _validations(progress: Progress) -> RenderableType | None:
 
 
 def _stages(progress: Progress, width: int) -> RenderableType | None:
-    """The last step's time by stage: a bar of shares and its legend."""
+    """The time of the last steps by stage: a bar of shares and its legend."""
     parts = shares(progress.stage_seconds())
     if not parts:
         return None

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tqppo.display.charts import number
@@ -57,8 +58,10 @@ class Progress:
     _validated_at: int = -1
     _first_at: dict[str, int] = field(default_factory=dict)
     _pace: deque[float] = field(default_factory=lambda: deque(maxlen=PACE_STEPS))
+    _stages: deque[dict[str, float]] = field(default_factory=lambda: deque(maxlen=PACE_STEPS))
     _started: float = field(default_factory=time.monotonic)
     _stamp: float = field(default_factory=time.monotonic)
+    _seconds: float | None = None  # of all steps, once the run is over
 
     def add(self, step: int, metrics: Mapping[str, float]) -> None:
         now = time.monotonic()
@@ -73,6 +76,7 @@ class Progress:
             self.steps += 1
             self.last = dict(metrics)
             self._pace.append(metrics.get("timing_s/step", now - self._stamp))
+            self._stages.append(_stage_seconds(metrics))
             for label, value in self._shown(metrics).items():
                 self.history.setdefault(label, []).append(value)
             reward = next((metrics[name] for name in REWARD if name in metrics), None)
@@ -80,14 +84,25 @@ class Progress:
                 self.reward.append(reward)
         self._stamp = now
 
+    def recall(self, rows: Sequence[Mapping[str, float | None]]) -> None:
+        """Take in the lines of metrics.jsonl."""
+        for row in rows:
+            known = {name: value for name, value in row.items() if value is not None}
+            self.add(int(known.pop("step")), known)
+
     def restart_clock(self) -> None:
         """Start measuring anew, after the steps of an earlier attempt were added."""
         self._started = self._stamp = time.monotonic()
         self._pace.clear()
+        self._stages.clear()
+
+    def stop_clock(self, seconds: float) -> None:
+        """Show this time from now on, because the run is over."""
+        self._seconds = seconds
 
     @property
     def elapsed(self) -> float:
-        return time.monotonic() - self._started
+        return time.monotonic() - self._started if self._seconds is None else self._seconds
 
     @property
     def seconds_per_step(self) -> float:
@@ -105,13 +120,9 @@ class Progress:
         return self.last.get("perf/total_num_tokens", 0.0) / seconds if seconds else 0.0
 
     def stage_seconds(self) -> dict[str, float]:
-        """Seconds of each stage of the last step."""
-        prefix = "timing_s/"
-        return {
-            name[len(prefix) :]: value
-            for name, value in self.last.items()
-            if name.startswith(prefix) and name != "timing_s/step"
-        }
+        """Seconds of each stage in the last steps; a single one would show a validation as if every step had it."""
+        names = sorted({name for stages in self._stages for name in stages})
+        return {name: math.fsum(stages.get(name, 0.0) for stages in self._stages) for name in names}
 
     def figures(self) -> list[tuple[str, str]]:
         """(label, value) of the few numbers that every step shows."""
@@ -143,6 +154,11 @@ class Progress:
     def fresh_validation(self) -> list[Validated]:
         """The validation of the step just added, if there was one."""
         return self.validations() if self._validated_at == self.step else []
+
+
+def _stage_seconds(metrics: Mapping[str, float]) -> dict[str, float]:
+    stages = {name.removeprefix("timing_s/"): value for name, value in metrics.items() if name.startswith("timing_s/")}
+    return {name: value for name, value in stages.items() if name != "step"}
 
 
 def _rank(name: str) -> tuple[str, int, str]:

@@ -25,7 +25,7 @@ def missing_files(compilation: Compilation) -> list[Diagnostic]:
 
 
 def _data(context: Context) -> Iterator[Diagnostic]:
-    for key in ("data.train", "validation.data"):
+    for key in ("data.train", "validation.data", "warm_start.data"):
         for source in _texts(context.value(key)):
             if source and not source.startswith(NO_FILE) and not tables.expand(source):
                 fix = "make the file, or correct the path: in a TOML file it is relative to that file"

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tqppo.config import facts
 from tqppo.config.compile import compile_config
 from tqppo.config.diagnostics import render_text
 from tqppo.config.sections import Config
@@ -46,7 +47,7 @@ class SavedActor:
         """Write a Hugging Face folder; with `adapter`, the LoRA adapter alone."""
         from tqppo.workers.export import export_adapter, export_checkpoint
 
-        model = str(self.run.model) if self.config.model.path == "tiny" else self.config.model.path
+        model = str(self.run.model) if facts.makes_model(self.config) else self.config.model.path
         spec = configure.model_spec(self.config, model, lora=True)
         if adapter:
             export_adapter(spec, self.folder, to, seed=self.config.run.seed)

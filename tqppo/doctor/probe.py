@@ -24,7 +24,7 @@ from tqppo.config.read.nearest import did_you_mean
 from tqppo.config.read.vocabulary import Vocabulary
 from tqppo.devices.fake_gpus import fake_gpus
 from tqppo.engines.capabilities import capabilities_of
-from tqppo.errors import TqppoError
+from tqppo.errors import DataError, TqppoError
 from tqppo.space import SHARED_MEMORY
 
 if TYPE_CHECKING:
@@ -113,7 +113,18 @@ def _data(context: Context, tokenizer: PreTrainedTokenizerBase, tell: Callable[[
         prompts.load(spec, tokenizer, seed=config.run.seed, held_out=True, sources=config.validation.data).first(2)
         yield from ()
 
+    def shown() -> Iterator[Diagnostic]:
+        rows = spec.rows(seed=config.run.seed, sources=config.warm_start.data)
+        if rows.row(0).answer is None:
+            raise DataError(
+                f"{rows.where(0)}: a demonstration needs an answer: a column, or the assistant's last message"
+            )
+        tell(f"warm start {config.warm_start.steps} steps on {len(rows)} demonstrations")
+        yield from ()
+
     found = _attempt(context, "E602", "data.train", rows)
+    if config.warm_start.data:
+        found += _attempt(context, "E602", "warm_start.data", shown)
     if config.validation.data:
         found += _attempt(context, "E602", "validation.data", held_out)
     return found + _attempt(context, "E603", "reward.function", lambda: _rewards(context, samples, tell))

@@ -26,6 +26,7 @@ from tqppo.run.cluster import ray_cluster
 from tqppo.run.folder import RunFolder
 from tqppo.run.lock import RunLock
 from tqppo.run.loop import Loop, Schedule
+from tqppo.run.picture import EXAMPLE, subtitle
 from tqppo.run.signals import Aborted, StopRequest
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class Attempt:
         logs = self.folder.next_attempt()
         self.display = Display(
             self.folder.name,
-            subtitle=f"{self.config.mode} · {self.config.model.path} · {self.config.rollout.backend}",
+            subtitle=subtitle(self.config.mode, self.config.model.path, self.config.rollout.backend),
             max_steps=self.config.run.max_steps,
             quiet=self.verbosity < 0,
         )
@@ -193,6 +194,8 @@ class Attempt:
     def _validate(self, run: LiveRun) -> Metrics:
         metrics = run.validate()
         self.display.progress.example = run.validator.example
+        if run.validator.example:
+            self.events.write(EXAMPLE, text=run.validator.example)
         return metrics
 
     def _warn(self, message: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+from tqppo.config import facts
 from tqppo.config.compilation import Compilation
 from tqppo.config.compile import compile_config
 from tqppo.config.diagnostics import render_text
@@ -31,7 +32,7 @@ def branch(folder: RunFolder, forked: RunFolder, checkpoint: Checkpoint, changes
     from tqppo.workers.export import export_checkpoint
 
     before = _compiled(folder, []).draft
-    model = str(folder.model) if before.model.path == "tiny" else before.model.path
+    model = str(folder.model) if facts.makes_model(before) else before.model.path
     compilation = _compiled(folder, [*changes, f"model.path={json.dumps(str(forked.model.resolve()))}"])
     spec = configure.model_spec(before, model, lora=True)
     export_checkpoint(spec, checkpoint.folder / "actor", forked.model, seed=before.run.seed)

@@ -6,19 +6,23 @@ Imported only to train.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import ray
 from transformers import AutoTokenizer
 
 from tqppo.config import facts
 from tqppo.config.plan.memory import BYTES
 from tqppo.config.sections import Config
 from tqppo.data.dataset import is_procedural
-from tqppo.data.prompts import DataSpec, Prompt, Sampler, demonstrations, for_validation
+from tqppo.data.prompts import DataSpec, Demonstration, Prompt, Sampler, demonstrations, for_validation
 from tqppo.data.prompts import load as load_prompts
+from tqppo.devices.seats import Seat
 from tqppo.errors import PreflightError
 from tqppo.metrics.events import ReportEvent, unreported
 from tqppo.queue.client import Queue
@@ -32,6 +36,7 @@ from tqppo.run.teachers import Announce, prepare_teachers
 from tqppo.tiny.prepare import make_tiny_model
 from tqppo.trainers.stages import Clock
 from tqppo.weights import location
+from tqppo.workers.warm_start import warm_start
 
 
 def build(
@@ -45,7 +50,7 @@ def build(
 ) -> LiveRun:
     """Start everything and wait until it is ready; closing `stack` takes it down."""
     seating = seat_processes(config, stack, report)
-    paths = prepare_paths(config, folder, logs, stack, announce)
+    paths = prepare_paths(config, folder, logs, stack, announce, seat=seating.seats["actor"][0])
     tokenizer = load_tokenizer(config, paths)
     queue = make_queue(config, stack)
     start = ProcessStarter(config, paths, queue, seating, make_turns(config), stack)
@@ -81,10 +86,15 @@ def build(
 # -- the model ---------------------------------------------------------------------------------------------------------
 
 
-def prepare_paths(config: Config, folder: RunFolder, logs: Path, stack: ExitStack, announce: Announce) -> RunPaths:
-    """Find or make the models of the run; returns where everything is."""
+def prepare_paths(
+    config: Config, folder: RunFolder, logs: Path, stack: ExitStack, announce: Announce, *, seat: Seat
+) -> RunPaths:
+    """Find or make the models of the run; returns where everything is. `seat` is that of the actor's first rank."""
     with announce("making the model" if config.model.path == "tiny" else "finding the model"):
         model = prepare_model(config, folder.model)
+    if facts.is_warmed(config):
+        with announce(f"warming the model up: {config.warm_start.steps} supervised steps"):
+            model = warmed_model(config, folder.model, seat)
     return RunPaths(
         model=model,
         tokenizer=config.model.tokenizer or model,
@@ -99,8 +109,24 @@ def prepare_model(config: Config, folder: Path) -> str:
     """The model's folder or hub name; a tiny model is made and warmed up here, where torch is imported already."""
     if config.model.path != "tiny":
         return config.model.path
-    shown = demonstrations(DataSpec.of(config.data), seed=config.run.seed)
-    return make_tiny_model(str(folder.resolve()), configure.tiny_model_spec(config), shown)
+    return make_tiny_model(str(folder.resolve()), configure.tiny_model_spec(config), taught(config))
+
+
+def taught(config: Config) -> Sequence[Demonstration]:
+    """The demonstrations of the warm start: its own, or those of the training data."""
+    data = replace(DataSpec.of(config.data), train=config.warm_start.data or config.data.train)
+    return demonstrations(data, seed=config.run.seed)
+
+
+def warmed_model(config: Config, folder: Path, seat: Seat) -> str:
+    """The model after supervised steps on its demonstrations: done by a process on the actor's device, which ends."""
+    spec = configure.warm_start_spec(config, device=seat.compute_device)
+    shown = taught(config)
+    order = np.random.default_rng([config.run.seed, len(shown)]).permutation(len(shown))
+    places = order[np.arange(spec.steps * spec.batch_size) % len(order)]
+    train = ray.remote(warm_start).options(**seat.options(), max_retries=0)
+    made: str = ray.get(train.remote(spec, [shown[int(place)] for place in places], str(folder.resolve())))
+    return made
 
 
 def load_tokenizer(config: Config, paths: RunPaths) -> Any:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-import shutil
 import socket
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -20,6 +19,7 @@ from pathlib import Path
 from tqppo.errors import PreflightError
 from tqppo.processes.lifeline import Watcher, descendants, end
 from tqppo.processes.reaper import claim, reap
+from tqppo.run.worker_logs import keep_worker_logs
 from tqppo.weights import location
 
 log = logging.getLogger(__name__)
@@ -137,11 +137,7 @@ def _quiet() -> None:
 def _keep_logs(session: Path, logs: Path) -> None:
     """Copy what Ray's workers printed into the run's folder. A failure, such as a full disk, must not hide why a run
     ended, nor keep Ray's own folder from being removed; half a copy gives its room back."""
-    for path in sorted(session.glob("session_2*/logs/worker-*")):
-        try:
-            if path.is_file() and path.stat().st_size:
-                shutil.copy(path, logs / path.name)
-        except OSError as error:
-            (logs / path.name).unlink(missing_ok=True)
-            log.warning("the logs of Ray's workers could not be copied to %s: %s", logs, error.strerror)
-            return
+    try:
+        keep_worker_logs(session, logs)
+    except OSError as error:
+        log.warning("the logs of Ray's workers could not be copied to %s: %s", logs, error.strerror)

@@ -33,6 +33,7 @@ from tqppo.workers.specs import (
     TeacherHead,
     ValueLossSpec,
 )
+from tqppo.workers.warm_start import WarmStartSpec
 
 TEACHER_TOLERANCE = 1e-3  # of a teacher's mean log-probabilities in float32; smaller types and servers elsewhere: 0.05
 
@@ -73,8 +74,24 @@ def tiny_model_spec(config: Config) -> TinyModelSpec:
         tie_embeddings=model.tie_embeddings,
         steps=warm.steps,
         batch_size=warm.batch_size,
-        lr=warm.lr,
+        lr=facts.warm_start_lr(config),
         seed=config.run.seed,
+    )
+
+
+def warm_start_spec(config: Config, *, device: str) -> WarmStartSpec:
+    """Supervised steps of a model that was not made here."""
+    warm = config.warm_start
+    return WarmStartSpec(
+        model=model_spec(config, config.model.path, lora=True, checkpointing=config.actor.gradient_checkpointing),
+        tokenizer=config.model.tokenizer or config.model.path,
+        steps=warm.steps,
+        batch_size=warm.batch_size,
+        lr=facts.warm_start_lr(config),
+        seed=config.run.seed,
+        micro_batch_tokens=config.actor.micro_batch_tokens,
+        is_chat=config.data.chat_template,
+        device=device,
     )
 
 

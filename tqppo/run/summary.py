@@ -83,20 +83,23 @@ def _rank(name: str) -> tuple[int, str]:
 
 
 def _max_steps(run: RunFolder) -> int:
-    section = _settings(run).get("run")
-    found = section.get("max_steps") if isinstance(section, Mapping) else None
+    found = setting(run, "run.max_steps")
     return found if isinstance(found, int) else 0
 
 
-def _settings(run: RunFolder) -> Mapping[str, object]:
+def setting(run: RunFolder, name: str) -> object:
+    """A value of the run's own config, such as `run.max_steps`; None if it is not there."""
     from tqppo.config.read.files import MAX_BYTES
     from tqppo.config.read.spans import parse
 
     try:
         text = read_file(run.config, MAX_BYTES).decode(errors="replace")
     except OSError:
-        return {}
-    return parse(text, str(run.config)).values
+        return None
+    found: object = parse(text, str(run.config)).values
+    for part in name.split("."):
+        found = found.get(part) if isinstance(found, Mapping) else None
+    return found
 
 
 def _state(run: RunFolder, steps: int, most: int) -> str:

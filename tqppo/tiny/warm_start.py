@@ -39,22 +39,30 @@ def prepare(
     lr: float = 3e-3,
     seed: int = 0,
 ) -> Path:
-    """Make the model unless `folder` holds one made from the same arguments; the same arguments give the same bytes.
+    """Make the model unless `folder` holds one made from the same arguments; the same arguments give the same bytes."""
+    seen = hashlib.sha256(json.dumps(demonstrations[0]).encode()).hexdigest()
+    made_from = {"model": {**model, "seed": seed}, "steps": steps, "batch_size": batch_size, "lr": lr, "first": seen}
+
+    def make(work: Path) -> list[float]:
+        with quiet_on_one_thread():
+            write_tiny_model(work, seed=seed, **model)
+            return _train(work, demonstrations, steps=steps, batch_size=batch_size, lr=lr, seed=seed) if steps else []
+
+    return make_once(Path(folder), made_from, make)
+
+
+def make_once(folder: Path, made_from: Mapping[str, object], make: Callable[[Path], list[float]]) -> Path:
+    """Have `make` write a model into `folder`, unless one made from the same things is there; it returns its losses.
 
     The work happens in a folder beside it that is renamed at the end, so that a killed run never leaves half a model.
     """
-    folder = Path(folder)
-    seen = hashlib.sha256(json.dumps(demonstrations[0]).encode()).hexdigest()
-    made_from = {"model": {**model, "seed": seed}, "steps": steps, "batch_size": batch_size, "lr": lr, "first": seen}
-    if _is_done(folder, made_from):
+    if is_done(folder, made_from):
         return folder
     for leftover in folder.parent.glob(f".{folder.name}.*"):  # of an attempt that was killed; a run has one driver
         shutil.rmtree(leftover)
     work = folder.with_name(f".{folder.name}.{os.getpid()}")
     try:
-        with quiet_on_one_thread():
-            write_tiny_model(work, seed=seed, **model)
-            losses = _train(work, demonstrations, steps=steps, batch_size=batch_size, lr=lr, seed=seed) if steps else []
+        losses = make(work)
         (work / DONE).write_text(json.dumps({"made_from": made_from, "losses": losses}))
         space.sync_tree(work)  # a resume reads it
         shutil.rmtree(folder, ignore_errors=True)
@@ -80,7 +88,7 @@ def quiet_on_one_thread() -> Iterator[None]:
             show_bars()
 
 
-def _is_done(folder: Path, made_from: Mapping[str, object]) -> bool:
+def is_done(folder: Path, made_from: Mapping[str, object]) -> bool:
     marker = folder / DONE
     if not marker.is_file():
         return False
@@ -110,21 +118,29 @@ def _train(
 
 
 def batch(
-    tokenizer: PreTrainedTokenizerBase, examples: Sequence[tuple[list[dict[str, object]], str]]
+    tokenizer: PreTrainedTokenizerBase, examples: Sequence[tuple[list[dict[str, object]], str]], *, is_chat: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """Tokens and labels, both [B, T], padded on the right; only the answer and its end token have labels."""
-    prompts, whole = [], []
-    for messages, answer in examples:
-        chat = cast(list[dict[str, str]], messages)
-        prompt = str(tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))
-        prompts.append(prompt)
-        whole.append(f"{prompt}{answer}{tokenizer.eos_token}")
-    starts = [len(ids) for ids in tokenizer(prompts, add_special_tokens=False)["input_ids"]]
-    rows = tokenizer(whole, add_special_tokens=False)["input_ids"]
-    width = max(len(row) for row in rows)
-    tokens = torch.full((len(rows), width), tokenizer.pad_token_id)
-    labels = torch.full((len(rows), width), IGNORED)
-    for i, (row, start) in enumerate(zip(rows, starts, strict=True)):
-        tokens[i, : len(row)] = torch.tensor(row)
-        labels[i, start : len(row)] = tokens[i, start : len(row)]
+    """Tokens and labels, both [B, T], padded on the right; only the answer and its end token have labels.
+
+    Prompt and answer are tokenized apart, because a model that samples sees them apart too.
+    """
+    prompts = [_prompt(tokenizer, messages, is_chat) for messages, _ in examples]
+    asked = tokenizer(prompts, add_special_tokens=not is_chat)["input_ids"]
+    answered = tokenizer([answer for _, answer in examples], add_special_tokens=False)["input_ids"]
+    end = tokenizer.eos_token_id
+    width = max(len(first) + len(second) + 1 for first, second in zip(asked, answered, strict=True))
+    tokens = torch.full((len(examples), width), end if tokenizer.pad_token_id is None else tokenizer.pad_token_id)
+    labels = torch.full((len(examples), width), IGNORED)
+    for i, (first, second) in enumerate(zip(asked, answered, strict=True)):
+        row = torch.tensor([*first, *second, end])
+        tokens[i, : len(row)] = row
+        labels[i, len(first) : len(row)] = row[len(first) :]
     return tokens, labels
+
+
+def _prompt(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, object]], is_chat: bool) -> str:
+    """The prompt as the model sees it: by its chat template, or as plain text."""
+    if not is_chat:
+        return "".join(str(each["content"]) for each in messages)
+    chat = cast(list[dict[str, str]], messages)
+    return str(tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))

@@ -225,6 +225,8 @@ def test_a_reference_of_its_own_has_an_effect_with_lora() -> None:
         (("rollout.agent=environment", "rollout.agent_args.environment=3"), "E421"),
         (("rollout.agent=environment",), "E419"),
         (("actor.warmup_steps=100",), "W312"),
+        (("model.path=Qwen/Qwen2.5-7B", "warm_start.steps=5", "warm_start.lr=3e-3", "warm_start.data=a.jsonl"), "W313"),
+        (("model.path=Qwen/Qwen2.5-7B", "warm_start.steps=5"), "E303"),
         (("checkpoint.interval=10", "checkpoint.keep_every=15"), "E414"),
         (("reward.overlong_buffer=256",), "E209"),
         (("model.num_heads=3",), "E210"),

@@ -35,6 +35,13 @@ def test_padding_adds_a_mini_batch() -> None:
     assert (plan.rows, plan.padding, plan.mini_batches["actor"]) == (160, 96, 2)
 
 
+def test_sessions_of_several_trajectories_are_counted_as_rows() -> None:
+    text = plan_text(plan_of("grpo-agent-tiny", "rollout.max_trajectories=3"))
+    assert "A step: 32 prompts × 8 sessions = 256 to 768 rows\n" in text
+    assert "a session is 1 to 3 trajectories, a row each" in text
+    assert "A step: 32 prompts × 8 sessions = 256 rows\n" in plan_text(plan_of("quickstart"))
+
+
 def test_seven_billion_parameters_over_eight_ranks() -> None:
     actor = next(role for role in plan_of("grpo-7b").roles if role.name == "actor")
     parts = {part.name: part.num_bytes for part in actor.memory}

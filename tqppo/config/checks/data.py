@@ -15,9 +15,9 @@ from tqppo.config.sections import Config
 from tqppo.errors import TqppoError
 
 
-@check("data.train", "validation.data", names=True)
+@check("data.train", "validation.data", "warm_start.data", names=True)
 def data_sources_exist(context: Context) -> Iterator[Diagnostic]:
-    for key in ("data.train", "validation.data"):
+    for key in ("data.train", "validation.data", "warm_start.data"):
         value = context.value(key)
         for each in [value] if isinstance(value, str) else value:
             yield from _data_name(context, key, each)

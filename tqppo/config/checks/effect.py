@@ -213,14 +213,21 @@ RULES: tuple[Rule, ...] = (
         'set distillation.loss = "forward_kl_topk"',
     ),
     Rule(
-        (*_TINY, "warm_start.*"),
+        _TINY,
         lambda c: c.model.path == "tiny",
         "it configures the tiny model, and model.path names another one",
         ("model.path",),
         'set model.path = "tiny"',
     ),
     Rule(
-        ("warm_start.batch_size", "warm_start.lr"),
+        ("warm_start.steps", "warm_start.batch_size", "warm_start.lr"),
+        lambda c: c.model.path == "tiny" or bool(c.warm_start.data),
+        "a model other than the tiny one needs demonstrations, and warm_start.data names none",
+        ("model.path", "warm_start.data"),
+        'set warm_start.data = "demonstrations.jsonl"',
+    ),
+    Rule(
+        ("warm_start.data", "warm_start.batch_size", "warm_start.lr"),
         lambda c: c.warm_start.steps > 0,
         "warm_start.steps is 0",
         ("warm_start.steps",),

@@ -10,6 +10,8 @@ from tqppo.config.checks.registry import Context, check, nearest_numbers
 from tqppo.config.diagnostics import Diagnostic
 from tqppo.untrusted import FOLDER_NAMES, is_folder_name
 
+MOST_LR, MOST_LORA_LR = 1e-4, 1e-3  # of a warm start; ten times what is usual
+
 
 @check("run.max_steps", "actor.warmup_steps", "critic.warmup_steps", "critic.warmup_only_steps", "mode")
 def warm_ups_end(context: Context) -> Iterator[Diagnostic]:
@@ -23,6 +25,21 @@ def warm_ups_end(context: Context) -> Iterator[Diagnostic]:
                 allowed=f"less than {steps}",
                 fix=f"set {key} = {steps // 10}",
             )
+
+
+@check("warm_start.*", "model.path", "model.lora_rank")
+def the_warm_start_does_not_ruin_the_model(context: Context) -> Iterator[Diagnostic]:
+    """A rate that suits the tiny model comes with its presets; a pretrained model forgets what it knows."""
+    config, lr = context.config, facts.warm_start_lr(context.config)
+    most = MOST_LORA_LR if config.model.lora_rank else MOST_LR
+    if facts.is_warmed(config) and lr > most:
+        yield context.report(
+            "W313",
+            f"supervised steps with a learning rate of {lr:g} undo what a pretrained model knows",
+            ("warm_start.lr", "model.path"),
+            allowed=f"at most {most:g}",
+            fix="set warm_start.lr = 0: 1e-4 for LoRA, 1e-5 otherwise",
+        )
 
 
 @check("checkpoint.*")

@@ -31,7 +31,8 @@ class Plan:
     steps: int
     prompts: int
     sessions: int
-    rows: int
+    rows: int  # with one trajectory per session
+    trajectories: int  # that a session may become
     multiple: int
     padding: int
     mini_batches: dict[str, int]  # per step and epoch, of each role that learns
@@ -67,6 +68,7 @@ def make_plan(compilation: Compilation) -> Plan:
         prompts=config.data.batch_size,
         sessions=config.rollout.group_size,
         rows=rows,
+        trajectories=config.rollout.max_trajectories,
         multiple=multiple,
         padding=-rows % multiple,
         mini_batches=minis,

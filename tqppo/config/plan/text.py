@@ -29,7 +29,10 @@ def _head(plan: Plan) -> Iterator[str]:
 
 def _step(plan: Plan) -> Iterator[str]:
     padded = f", padded with {plan.padding} to a multiple of {plan.multiple}" if plan.padding else ""
-    yield f"A step: {plan.prompts} prompts × {plan.sessions} sessions = {plan.rows} rows{padded}"
+    rows = f"{plan.rows} rows" if plan.trajectories == 1 else f"{plan.rows} to {plan.rows * plan.trajectories} rows"
+    yield f"A step: {_count(plan.prompts, 'prompt')} × {_count(plan.sessions, 'session')} = {rows}{padded}"
+    if plan.trajectories > 1:
+        yield f"        a session is 1 to {plan.trajectories} trajectories, a row each"
     yield f"        rows of at most {plan.tokens} tokens"
     for role, updates in plan.updates.items():
         minis = plan.mini_batches[role]

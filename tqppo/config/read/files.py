@@ -121,7 +121,8 @@ class FileReader:
         if document.too_deep is not None:
             message = "nested too deeply: a config only has sections, keys and values"
             allowed = "at most two levels: [section] key = value"
-            self.problems.append(Diagnostic("error", "E007", message, document.too_deep, allowed=allowed))
+            fix = "write each setting on a line of its own, below its [section]"
+            self.problems.append(Diagnostic("error", "E007", message, document.too_deep, allowed=allowed, fix=fix))
         for problem in document.problems:
             message = f"not valid TOML: {problem.message[0].lower()}{problem.message[1:]}"
             fix = syntax_fix(problem.span)
@@ -132,9 +133,11 @@ class FileReader:
             self.problems.append(Diagnostic("error", "E006", message, problem.span, fix=fix, notes=notes))
         if not document.values and not document.problems and document.too_deep is None:
             message = f"{document.source} sets nothing: it is empty, or holds only comments"
-            self.problems.append(
-                Diagnostic("warning", "W008", message, Span(document.source, 1, 1, 1, document.line(1)))
+            place, fix = (
+                Span(document.source, 1, 1, 1, document.line(1)),
+                'begin with extends = "quickstart", or a setting',
             )
+            self.problems.append(Diagnostic("warning", "W008", message, place, fix=fix))
 
     def _text(self, path: Path, at: Span | None) -> str | None:
         """The file's text. A problem is reported at the `extends` that names the file, if there is one."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from tqppo.config.read.assignment import KeyAssignment
 from tqppo.untrusted import printable
 
-DATA = ("data.train", "validation.data")
+DATA = ("data.train", "validation.data", "warm_start.data")
 OWN_CODE = ("reward.function", "rollout.agent", "rollout.agent_args")  # `file.py:name`
 MODELS = (
     "model.path",

@@ -55,6 +55,7 @@ MEANINGS: dict[str, str] = {
     "E310": "A stage reads a column that no earlier stage writes.",
     "W311": "A top-k loss is a poor advantage: it sums over tokens that were not sampled.",
     "W312": "A warm-up does not end within the run.",
+    "W313": "The learning rate of the warm start is that of a tiny model: a pretrained one forgets what it knows.",
     # engines, data, rewards, names
     "E401": "There is no back end of this name. `tqppo backends list` shows those that are installed.",
     "E402": "The engine does not have this feature.",
