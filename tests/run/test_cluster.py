@@ -74,7 +74,7 @@ def test_what_workers_printed_is_kept_in_the_run_s_logs(tmp_path: Path, caplog: 
     for name, text in {"worker-1.out": "hello", "worker-2.err": "", "raylet.out": "noise"}.items():
         (session / "logs" / name).write_text(text)
     _keep_logs(session.parent, logs)
-    assert [(path.name, path.read_text()) for path in logs.iterdir()] == [("worker-1.out", "hello")]
+    assert [(path.name, path.read_text()) for path in logs.iterdir()] == [("worker.out", "hello")]
     assert caplog.text == ""
 
 
@@ -86,7 +86,7 @@ def test_logs_that_do_not_fit_are_said_and_leave_no_half(tmp_path: Path, caplog:
         (session / "logs" / name).write_bytes(bytes(size))
     with files_of_at_most(1000):
         _keep_logs(session.parent, logs)
-    assert [path.name for path in logs.iterdir()] == ["worker-1.out"]
+    assert [path.name for path in logs.iterdir()] == ["worker.out"]
     assert f"could not be copied to {logs}: File too large" in caplog.text
 
 

@@ -64,18 +64,17 @@ def show_run(
 
 def _draw(run: RunFolder, svg: Path | None) -> None:
     """The panel on the screen, or in a file."""
-    from rich.console import Console
-
+    from tqppo.display.console import SafeConsole
     from tqppo.display.panel import panel
     from tqppo.run.picture import panel_svg, progress_of
 
     progress = progress_of(run)
     if svg is None:
-        console = Console(highlight=False)
+        console = SafeConsole(highlight=False)
         console.print(panel(progress, width=console.width))
         return
     svg.write_text(panel_svg(progress), encoding="utf-8")
-    typer.echo(f"wrote {svg}")
+    say(f"wrote {svg}")
 
 
 def _describe(found: RunSummary) -> None:
