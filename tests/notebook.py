@@ -23,6 +23,10 @@ def execute(target: Path) -> None:
         NotebookClient(notebook, timeout=TIMEOUT_S, resources={"metadata": {"path": folder}}).execute()
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)  # times: the file shall change with its content only
+        # Libraries warn that widgets are missing, with paths of this machine.
+        cell["outputs"] = [each for each in cell.get("outputs", []) if each.get("name") != "stderr"]
+        if cell.cell_type != "code":
+            del cell["outputs"]
     notebook.metadata.pop("language_info", None)
     nbformat.write(notebook, target)
 

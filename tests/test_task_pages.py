@@ -11,12 +11,13 @@ import pytest
 
 from tests.pages import ROOT, Page, follow
 
+LONG = {"distillation": pytest.mark.long}  # two runs, and a model of each is asked
 TASKS = sorted(path.stem for path in (ROOT / "docs" / "tasks").glob("*.md"))
 
 
 @pytest.mark.slow
 @pytest.mark.ray
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", [pytest.param(each, marks=LONG.get(each, ())) for each in TASKS])
 def test_a_newcomer_can_follow_the_page(task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = Page.read(f"docs/tasks/{task}.md")
     page.write(tmp_path)

@@ -34,7 +34,7 @@ def losses(folder: str) -> list[float]:
 @pytest.mark.parametrize("rank", [0, 4])
 def test_the_loss_falls_and_the_result_is_a_whole_model(tiny_model: Path, tmp_path: Path, rank: int) -> None:
     made = warm_start(spec(tiny_model, lora_rank=rank, lr=2e-2), SHOWN, str(tmp_path / "model"))
-    assert losses(made)[-1] < 0.8 * losses(made)[0]
+    assert losses(made)[-1] < 0.95 * losses(made)[0]
     before, after = weights(tiny_model), weights(made)
     assert before.keys() == after.keys()
     changed = {name for name in before if not torch.equal(before[name], after[name])}
