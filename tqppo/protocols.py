@@ -170,6 +170,8 @@ class EngineCapabilities:
     attach: bool = False  # can use servers that already run
     tensor_parallel: bool = False
     deterministic: bool = False  # same bytes for the same seed, whatever the timing
+    reserves_memory: bool = True  # takes `memory_fraction` of its GPU, of which its cache gets what the weights leave
+    keeps_prefixes: bool = False  # keeps caches of sessions between turns within `rollout.prefix_cache_gb`
     maps_weights: bool = False  # on a CPU its parameters are the published file itself, with no copy to compare
     broadcast: bool = False  # takes weights from a process group
     joint_filters: bool = False  # top-p counts the mass of the whole distribution, not of what top-k leaves

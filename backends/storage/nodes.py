@@ -10,6 +10,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from tqppo.errors import DataLost
+from tqppo.processes.ray_calls import call
 from tqppo.queue.link.calls import GRACE_S, START_S, Heartbeat, NoAnswer, RayReply
 from tqppo.queue.storage import StorageSpec
 
@@ -77,12 +78,13 @@ class NodeActors:
     ) -> RayReply[T]:
         """Call a method of the node's actor: `ask(node, FileServer.read, …)`. A dead or unresponsive actor is an error
         within seconds; a slow one is waited for."""
-        reply = getattr(self.get(node), method.__name__).remote(*args, **named)
-        return RayReply(reply, describe(node), self.spec.timeout_s, [self.heartbeat(node)])
+        return RayReply(
+            call(self.get(node), method, *args, **named), describe(node), self.spec.timeout_s, [self.heartbeat(node)]
+        )
 
     def tell(self, node: str, method: Callable[Concatenate[A, P], object], /, *args: P.args, **named: P.kwargs) -> None:
         """Call a method of the node's actor without waiting for it."""
-        getattr(self.get(node), method.__name__).remote(*args, **named)
+        call(self.get(node), method, *args, **named)
 
     def heartbeat(self, node: str) -> Heartbeat:
         if node not in self._heartbeats:

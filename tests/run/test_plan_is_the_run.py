@@ -32,6 +32,16 @@ OVERRIDES: dict[str, tuple[str, ...]] = {
     "correction": ("algorithm.old_logprobs=recompute", "algorithm.correction=token"),
     "rejection": ("algorithm.old_logprobs=recompute", "algorithm.reject=seq_mean"),
     "sessions": ("algorithm.aggregate=session-mean",),
+    "refilled groups": ("rollout.on_incomplete_group=refill", "algorithm.filter_max_rounds=3"),
+    "two ranks": ("actor.ranks=2",),
+}
+# What only a mode without a critic has.
+COMPARED: dict[str, tuple[str, ...]] = {
+    "greedy baseline": ("algorithm.advantage=remax",),
+    "token baseline": ("algorithm.advantage=optimal_token_baseline",),
+    "steps of agents": ("algorithm.advantage=gigpo",),
+    "credit for turns": ("algorithm.credit=turn",),
+    "credit for trajectories": ("algorithm.credit=trajectory",),
 }
 # What only distillation has. The cases above change its policy loss, so it has one in all of them but the first.
 TAUGHT: dict[str, tuple[str, ...]] = {
@@ -71,6 +81,11 @@ def test_roles_stages_and_columns_of_the_plan_are_those_of_the_run(queue: Queue,
     if facts.has_teachers(draft) and OVERRIDES[case]:
         overrides += ["distillation.task_reward=true", "rollout.group_size=2"]
     check_plan(queue, preset, overrides)
+
+
+@pytest.mark.parametrize("case", COMPARED)
+def test_the_plan_of_compared_sessions_is_the_run(queue: Queue, case: str) -> None:
+    check_plan(queue, "grpo-agent-tiny", [*COMPARED[case], "data.batch_size=8", "actor.mini_batch_size=8"])
 
 
 @pytest.mark.parametrize("case", TAUGHT)

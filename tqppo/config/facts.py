@@ -13,6 +13,8 @@ from tqppo.config.plan.model_shape import ModelShape
 from tqppo.config.plan.shapes import shape_of, tiny_shape
 from tqppo.config.sections import Config, OptimizerSection
 from tqppo.dataflow import Features, Stage
+from tqppo.engines.capabilities import capabilities_of
+from tqppo.protocols import EngineCapabilities
 
 WHOLE_VOCABULARY = ("forward_kl", "reverse_kl")  # losses that compare all tokens of the vocabulary
 
@@ -64,10 +66,15 @@ def features(config: Config) -> Features:
         credits_turns=policy and (algorithm.advantage == "gigpo" or algorithm.credit == "turn"),
         filters_groups=algorithm.filter_groups,
         has_teachers=teachers and bool(config.teachers),
-        teacher_top_k=distillation.top_k if teachers and distillation.loss.endswith("_topk") else 0,
+        teacher_top_k=distillation.top_k if uses_top_k(config) else 0,
         teacher_hidden=teachers and distillation.loss in WHOLE_VOCABULARY,
         distills_by_policy_gradient=by_policy_gradient,
     )
+
+
+def uses_top_k(config: Config) -> bool:
+    """Whether teachers send their likeliest tokens."""
+    return has_teachers(config) and config.distillation.loss.endswith("_topk")
 
 
 def stages(config: Config) -> list[Stage]:
@@ -112,6 +119,21 @@ def roles(config: Config) -> dict[str, int]:
     return {**worker_roles(config), "rollout": len(config.rollout.endpoints) or config.rollout.replicas}
 
 
+# -- engines -----------------------------------------------------------------------------------------------------------
+
+
+def engine(backend: str) -> EngineCapabilities:
+    """What an engine can do; the defaults for one that declares nothing."""
+    return capabilities_of(backend) or EngineCapabilities()
+
+
+def verifies_weights(config: Config) -> bool:
+    """Whether engines are compared with the trainer after each weight sync. One that maps the trainer's file has no
+    copy to compare; on a GPU or another node it has one."""
+    has_copy = bool(config.cluster.gpus_per_node) or config.cluster.nodes > 1
+    return config.rollout.verify_weights and (has_copy or not engine(config.rollout.backend).maps_weights)
+
+
 # -- rows and lengths --------------------------------------------------------------------------------------------------
 
 
@@ -122,8 +144,12 @@ def is_agent(config: Config) -> bool:
 
 def prefix_cache_bytes(config: Config) -> int:
     """Largest size of the caches that one replica keeps between turns; 0 where no session has a second one."""
-    keeps = is_agent(config) and config.rollout.backend == "embedded"
-    return int(config.rollout.prefix_cache_gb * 2**30) if keeps else 0
+    return int(config.rollout.prefix_cache_gb * 2**30) if keeps_prefixes(config) else 0
+
+
+def keeps_prefixes(config: Config) -> bool:
+    """Whether the engine keeps caches of sessions between their turns, within a budget of ours."""
+    return is_agent(config) and engine(config.rollout.backend).keeps_prefixes
 
 
 def rows_per_step(config: Config) -> int:

@@ -210,7 +210,7 @@ class AlgorithmSection(Section):
         "optimal_token_baseline",
         "tir_optimal_token_baseline",
     ] = "grpo"
-    """Advantage estimator. Unset: gae in mode ppo, else grpo. `gae` needs a critic; the others compare sessions."""
+    """Advantage estimator. Unset: the mode's own. `gae` needs a critic; the others compare sessions."""
     loss: Literal["ppo", "gspo", "cispo", "gpg", "geo_mean", "sapo", "dppo_tv", "dppo_kl", "dro"] = "ppo"
     """Policy loss."""
     aggregate: Literal[
@@ -521,7 +521,7 @@ class Config(Section):
     """All settings of a run."""
 
     mode: ModeName = "grpo"
-    """What to train with: ppo (critic, GAE), grpo (groups of sessions), distill (on-policy distillation)."""
+    """What to train with."""
     run: RunSection = RunSection()
     """Name, folder, seed and length of the run."""
     model: ModelSection = ModelSection()
@@ -539,7 +539,7 @@ class Config(Section):
     actor: ActorSection = ActorSection()
     """The policy's training."""
     critic: CriticSection = CriticSection()
-    """The value function's training (mode ppo)."""
+    """The value function's training, in modes with a critic."""
     reference: ReferenceSection = ReferenceSection()
     """The frozen policy that KL is measured against."""
     reward: RewardSection = RewardSection()
@@ -549,7 +549,7 @@ class Config(Section):
     teachers: dict[str, TeacherSection] = {}
     """Frozen models for distillation, by name."""
     distillation: DistillationSection = DistillationSection()
-    """On-policy distillation (mode distill)."""
+    """On-policy distillation, in modes with teachers."""
     validation: ValidationSection = ValidationSection()
     """Held-out evaluation."""
     checkpoint: CheckpointSection = CheckpointSection()

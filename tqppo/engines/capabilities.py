@@ -13,7 +13,14 @@ from tqppo.protocols import EngineCapabilities
 # Neither server scores with hidden states. SGLang would send them as JSON numbers that its scheduler makes: some 70 KB
 # a token of a 7B model, a hundred times the top 64 tokens. vLLM has them only in servers that do nothing but pooling.
 BUILT_IN: dict[str, EngineCapabilities] = {
-    "embedded": EngineCapabilities(score_top_k=2**31 - 1, score_hidden=True, deterministic=True, maps_weights=True),
+    "embedded": EngineCapabilities(
+        score_top_k=2**31 - 1,
+        score_hidden=True,
+        deterministic=True,
+        reserves_memory=False,
+        keeps_prefixes=True,
+        maps_weights=True,
+    ),
     "vllm": EngineCapabilities(
         score_top_k=1024, needs_environment=True, attach=True, tensor_parallel=True, broadcast=True
     ),

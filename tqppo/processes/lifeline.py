@@ -81,6 +81,21 @@ def end(pids: Iterable[int], grace_s: float = 0.0) -> None:
         time.sleep(0.01)
 
 
+def end_children() -> None:
+    """Kill and reap every process below this one, in whatever session it is."""
+    deadline = time.monotonic() + KILL_TIMEOUT_S
+    while time.monotonic() < deadline:
+        try:
+            pid, _ = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid:
+            continue
+        for each in descendants(os.getpid()):
+            _signal(each, signal.SIGKILL)
+        time.sleep(0.002)
+
+
 def guard_command(
     command: Sequence[str] = (), *, remove: Sequence[str] = (), grace_s: float = 0.0, log: str = ""
 ) -> list[str]:

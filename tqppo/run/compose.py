@@ -73,8 +73,7 @@ def make_stages(
 ) -> Stages:
     """Every stage of the run, from its config and the processes that compute it."""
     queue, groups = processes.queue, processes.groups
-    features, rollout = facts.features(config), config.rollout
-    verifies = rollout.verify_weights and rollout.backend != "embedded"
+    features = facts.features(config)
     critic = groups.critic
     return Stages(
         queue=queue,
@@ -84,7 +83,7 @@ def make_stages(
             clock,
             assignment=training_task(config),
             num_prompts=config.data.batch_size,
-            probe=make_probe(config, groups.actor, vocabulary) if verifies else lambda: None,
+            probe=make_probe(config, groups.actor, vocabulary) if facts.verifies_weights(config) else lambda: None,
         ),
         reward_model=RewardModelStage(groups.reward_model, clock),
         padding=PaddingStage(queue, clock, facts.required_multiple(config)),

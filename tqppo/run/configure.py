@@ -221,17 +221,9 @@ def actor_spec(config: Config, paths: RunPaths, special_ids: tuple[int, ...] = (
         optimizer=_optimizer(actor, actor.lr, config.run.max_steps),
         policy_loss=loss,
         distill=distill_spec(config, paths, special_ids) if facts.has_teachers(config) else None,
-        with_checksums=compares_weights(config),
+        with_checksums=facts.verifies_weights(config),
         publish_dir=paths.publish,
     )
-
-
-def compares_weights(config: Config) -> bool:
-    """Whether engines compare checksums with the trainer's. One that maps the trainer's file has nothing to compare; on
-    a GPU or another node it has a copy."""
-    able = capabilities_of(config.rollout.backend)
-    has_copy = bool(config.cluster.gpus_per_node) or config.cluster.nodes > 1
-    return config.rollout.verify_weights and (has_copy or able is None or not able.maps_weights)
 
 
 def distill_spec(config: Config, paths: RunPaths, special_ids: tuple[int, ...]) -> DistillSpec:

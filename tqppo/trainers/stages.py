@@ -245,7 +245,7 @@ class AdvantageStage:
             with self.clock.time("adv"):
                 columns, estimated = self.estimator.estimate(batch, self.controller.coef)
             batch, metrics = batch.with_columns(*columns), metrics | estimated
-        if "actor/reward_kl_penalty" in metrics:
+        if self.features.kl_in_reward:
             metrics["actor/reward_kl_penalty_coeff"] = self.controller.coef
             rows = sum(not tags.get("is_padding") for tags in batch.tags)
             self.controller = self.controller.after(metrics["actor/reward_kl_penalty"], rows)

@@ -30,7 +30,7 @@ def ppo_uses_its_critic(context: Context) -> Iterator[Diagnostic]:
             "E302",
             f"mode {config.mode} trains a critic, and {config.algorithm.advantage} would not use it",
             ("algorithm.advantage", "mode"),
-            allowed='algorithm.advantage = "gae" in mode ppo',
+            allowed='algorithm.advantage = "gae" in a mode with a critic',
             fix='delete algorithm.advantage, or use mode = "grpo"',
         )
 
@@ -65,7 +65,7 @@ def k1_is_not_supervised(context: Context) -> Iterator[Diagnostic]:
 @check("mode", "distillation.*")
 def sums_over_tokens_are_supervised(context: Context) -> Iterator[Diagnostic]:
     section = context.config.distillation
-    sums = section.loss.endswith("_topk") or section.loss in facts.WHOLE_VOCABULARY
+    sums = facts.uses_top_k(context.config) or section.loss in facts.WHOLE_VOCABULARY
     if facts.has_teachers(context.config) and sums and section.update == "policy_gradient":
         yield context.report(
             "W311",

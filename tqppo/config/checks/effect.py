@@ -14,12 +14,15 @@ from tqppo.config.checks.registry import Context, check
 from tqppo.config.diagnostics import Diagnostic
 from tqppo.config.facts import (
     data_sources,
+    features,
     has_critic,
     has_policy_loss,
     has_teachers,
     is_agent,
+    keeps_prefixes,
     needs_reference,
     routes_rows,
+    uses_top_k,
 )
 from tqppo.config.schema import settings
 from tqppo.config.sections import ADVANTAGE_OPTIONS, LOSS_OPTIONS, Config
@@ -48,8 +51,8 @@ def _option_rules() -> Iterator[Rule]:
         yield Rule(
             (f"algorithm.{option}",),
             partial(_uses_loss_option, users),
-            f"algorithm.loss is not one of those that use it ({', '.join(users)})",
-            ("algorithm.loss", "mode"),
+            f"the policy loss is not one of those that use it ({', '.join(users)})",
+            ("algorithm.loss", "mode", "distillation.update", "distillation.task_reward"),
             f'set algorithm.loss = "{users[0]}"',
         )
     for option, users in _users(ADVANTAGE_OPTIONS).items():
@@ -64,7 +67,8 @@ def _option_rules() -> Iterator[Rule]:
 
 def _uses_loss_option(users: Sequence[str], config: Config) -> bool:
     """Distillation by policy gradient clips as the loss ppo does, whatever the config's loss."""
-    return config.algorithm.loss in users or ("ppo" in users and has_teachers(config))
+    by_policy_gradient = features(config).distills_by_policy_gradient
+    return (has_policy_loss(config) and config.algorithm.loss in users) or (by_policy_gradient and "ppo" in users)
 
 
 def _uses_advantage_option(users: Sequence[str], config: Config) -> bool:
@@ -82,14 +86,14 @@ RULES: tuple[Rule, ...] = (
     Rule(
         ("critic.*",),
         has_critic,
-        "only mode ppo has a critic",
+        "the mode has no critic",
         ("mode",),
         'set mode = "ppo"',
     ),
     Rule(
         ("distillation.*", "teachers.*"),
         has_teachers,
-        "only mode distill has teachers",
+        "the mode has no teachers",
         ("mode",),
         'set mode = "distill"',
     ),
@@ -158,7 +162,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         ("algorithm.turn_gamma",),
-        lambda c: c.algorithm.advantage == "gigpo" or c.algorithm.credit == "turn",
+        lambda c: features(c).credits_turns,
         "only gigpo and credit for turns look at later turns",
         ("algorithm.credit", "algorithm.advantage"),
         'set algorithm.credit = "turn"',
@@ -171,21 +175,14 @@ RULES: tuple[Rule, ...] = (
         'set algorithm.aggregate = "seq-mean-token-sum-norm"',
     ),
     Rule(
-        ("algorithm.filter_max_rounds",),
+        ("algorithm.filter_max_rounds", "rollout.on_short_batch"),
         lambda c: c.algorithm.filter_groups or c.rollout.on_incomplete_group == "refill",
         'filter_groups is off, and on_incomplete_group is not "refill"',
         ("algorithm.filter_groups", "rollout.on_incomplete_group"),
         'set algorithm.filter_groups = true, or rollout.on_incomplete_group = "refill"',
     ),
     Rule(
-        ("rollout.on_short_batch",),
-        lambda c: c.algorithm.filter_groups or c.rollout.on_incomplete_group == "refill",
-        'filter_groups is off, and on_incomplete_group is not "refill"',
-        ("algorithm.filter_groups", "rollout.on_incomplete_group"),
-        'set algorithm.filter_groups = true, or rollout.on_incomplete_group = "refill"',
-    ),
-    Rule(
-        ("algorithm.advantage", "algorithm.kl_reward", "algorithm.kl_loss", "algorithm.entropy_coef"),
+        ("algorithm.advantage", "algorithm.loss", "algorithm.kl_reward", "algorithm.kl_loss", "algorithm.entropy_coef"),
         has_policy_loss,
         "distillation without the task's reward has no policy term",
         ("mode", "distillation.task_reward"),
@@ -207,7 +204,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         ("distillation.top_k",),
-        lambda c: not has_teachers(c) or c.distillation.loss.endswith("_topk"),
+        lambda c: not has_teachers(c) or uses_top_k(c),
         "only the top-k losses use it",
         ("distillation.loss", "mode"),
         'set distillation.loss = "forward_kl_topk"',
@@ -270,7 +267,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         ("rollout.prefix_cache_gb",),
-        lambda c: is_agent(c) and c.rollout.backend == "embedded",
+        keeps_prefixes,
         "only the embedded engine has it, for agents with several turns; vllm and sglang have a cache of their own",
         ("rollout.agent", "rollout.backend"),
         "leave it out",

@@ -17,6 +17,7 @@ from tqppo.config.facts import (
     student_teachers,
     task_teachers,
     teacher_needs_tokens,
+    uses_top_k,
 )
 from tqppo.config.plan.shapes import shape_of
 from tqppo.config.read.nearest import did_you_mean
@@ -108,7 +109,7 @@ def _engine_args(context: Context, name: str) -> Iterator[Diagnostic]:
 
 def _top_k(context: Context, name: str, most: int) -> Iterator[Diagnostic]:
     section = context.config.distillation
-    if section.loss.endswith("_topk") and section.top_k > most > 0:
+    if uses_top_k(context.config) and section.top_k > most > 0:
         yield context.report(
             "E506",
             f"distillation.top_k = {section.top_k}, and the engine of teacher {name} returns at most {most}",

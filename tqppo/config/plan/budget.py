@@ -12,7 +12,7 @@ from tqppo.config import facts
 from tqppo.config.plan.memory import BYTES, MemoryPart, total
 from tqppo.config.plan.roles import PlannedRole, planned_roles
 from tqppo.config.plan.storage import storage_bytes
-from tqppo.config.sections import Config
+from tqppo.config.sections import Config, RolloutSection, TeacherSection
 
 GIB = 2**30
 # Of each process with a GPU: CUDA's context, kernels, NCCL's buffers. From what is reported of such processes; not
@@ -88,14 +88,13 @@ def _stages(config: Config, roles: dict[str, PlannedRole], gpu_bytes: float) -> 
         for name, role in teachers.items():
             if role.memory:
                 section = config.teachers[name.removeprefix("teacher ")]
-                share = section.memory_fraction if section.backend != "embedded" else 0.0
-                yield StageMemory("score", name, [*_engine(role, share, gpu_bytes), _context(1)])
+                yield StageMemory("score", name, [*_engine(role, _share(section), gpu_bytes), _context(1)])
     if not config.cluster.gpus_per_node:
         return
     own = {name: role for name, role in roles.items() if name not in teachers and not _attaches(config, name)}
     others = len(own) - 1 if config.cluster.colocate else 0
     if "rollout" in own and own["rollout"].memory:
-        held = _engine(own["rollout"], _engine_share(config), gpu_bytes)
+        held = _engine(own["rollout"], _share(config.rollout), gpu_bytes)
         yield StageMemory("generate", "rollout", [*held, _context(1 + others)])
     for name, role in own.items():
         if name != "rollout" and role.memory:
@@ -126,8 +125,9 @@ def _context(processes: int) -> MemoryPart:
     return MemoryPart("contexts", processes * DEVICE_CONTEXT, f"{processes} processes × {DEVICE_CONTEXT / GIB:g} GiB")
 
 
-def _engine_share(config: Config) -> float:
-    return 0.0 if config.rollout.backend == "embedded" else config.rollout.memory_fraction
+def _share(section: RolloutSection | TeacherSection) -> float:
+    """The part of a GPU that an engine takes for itself; 0 if it takes what it uses."""
+    return section.memory_fraction if facts.engine(section.backend).reserves_memory else 0.0
 
 
 def _engine(role: PlannedRole, share: float, gpu_bytes: float) -> list[MemoryPart]:
@@ -141,16 +141,13 @@ def engine_shortage(config: Config, gpu_bytes: float) -> dict[str, tuple[float, 
     """Engines whose weights and one sequence do not fit into their share of a GPU: key → (needed, share)."""
     found = {}
     roles = {role.name: role for role in planned_roles(config)}
-    engines = {"rollout": config.rollout.memory_fraction} if config.rollout.backend != "embedded" else {}
-    if not config.cluster.gpus_per_node or config.rollout.endpoints:
-        engines = {}
+    has_own = config.cluster.gpus_per_node and not config.rollout.endpoints
+    engines = {"rollout": _share(config.rollout)} if has_own else {}
     if facts.has_teachers(config) and config.distillation.gpus_per_node:
-        engines |= {
-            f"teacher {name}": each.memory_fraction
-            for name, each in config.teachers.items()
-            if each.backend != "embedded" and not each.endpoints
-        }
+        engines |= {f"teacher {name}": _share(each) for name, each in config.teachers.items() if not each.endpoints}
     for name, share in engines.items():
+        if not share:
+            continue
         parts = {part.name: part.num_bytes for part in roles[name].memory}
         rows = facts.running_rows(config) if name == "rollout" else 1
         needed = parts["weights"] + parts["KV cache"] / rows + ENGINE_WORK if parts else 0.0

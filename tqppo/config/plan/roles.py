@@ -89,7 +89,7 @@ def _teacher_roles(config: Config, dtype: str) -> Iterator[PlannedRole]:
             yield PlannedRole(f"teacher {name}", len(teacher.endpoints), devices, teacher.path, [])
             continue
         shape, context = facts.teacher_shape(config, name), facts.teacher_context_tokens(config, name)
-        is_cached = teacher.backend != "embedded" and not config.distillation.gpus_per_node
+        is_cached = facts.engine(teacher.backend).reserves_memory and not config.distillation.gpus_per_node
         tp, rows = teacher.tensor_parallel, facts.teacher_rows(config) if is_cached else 1
         parts = engine_memory(shape, dtype=dtype, tensor_parallel=tp, rows=rows, context=context) if shape else []
         yield PlannedRole(f"teacher {name}", teacher.replicas, devices, teacher.path, parts)

@@ -42,7 +42,7 @@ MEANINGS: dict[str, str] = {
     "E211": "Critic and actor have different vocabularies.",
     "W212": "A step of full-length rows does not fit in storage.budget_gb.",
     # algorithm
-    "E301": "GAE needs the values of a critic, which only mode ppo has.",
+    "E301": "GAE needs the values of a critic, and the mode has none.",
     "E302": "A critic would be trained and not used: the estimator is not GAE.",
     "E303": "A setting has no effect with the others. Delete it, or set what it needs.",
     "W303": "A later layer made a setting of an earlier one ineffective; it is left out.",

@@ -13,7 +13,7 @@ import ray
 
 from tqppo import plugins
 from tqppo.errors import QueueError
-from tqppo.processes.ray_calls import this_node
+from tqppo.processes.ray_calls import call, this_node
 from tqppo.queue.index.index import Index
 from tqppo.queue.link.calls import GRACE_S, Heartbeat, Pending, RayReply, run
 from tqppo.queue.link.wire import INDEX, Disconnected, NotJson, SocketClient, SocketServer
@@ -181,11 +181,12 @@ class RayLink:
     async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
         by_socket = self._socket.call(method, args, timeout_s, GRACE_S, [self._heartbeat]) if self._near() else None
         if by_socket is None:
-            return await self._actor_call("call", method, args, timeout_s, timeout_s=timeout_s + GRACE_S)
+            answer = call(self._handle(), IndexActor.call, method, args, timeout_s)
+            return await self._reply(answer, timeout_s + GRACE_S)
         try:
             return await by_socket
         except NotJson as answer:
-            return await self._actor_call("collect", answer.number, timeout_s=GRACE_S)
+            return await self._reply(call(self._handle(), IndexActor.collect, answer.number), GRACE_S)
 
     def _near(self) -> bool:
         if self._is_near is None:
@@ -202,8 +203,8 @@ class RayLink:
         """A new ticket for a reservation at the index. On the index's node it is released when this process ends."""
         return f"{self._socket.client_name() if self._near() else ''}-{uuid.uuid4().hex}"
 
-    def _actor_call(self, method: str, *args: Any, timeout_s: float) -> RayReply[Any]:
-        return CancellableCall(getattr(self._handle(), method).remote(*args), INDEX, timeout_s, self._heartbeats())
+    def _reply(self, answer: ray.ObjectRef[Any], timeout_s: float) -> RayReply[Any]:
+        return CancellableCall(answer, INDEX, timeout_s, self._heartbeats())
 
     def _heartbeats(self) -> list[Heartbeat]:
         return [self._heartbeat] if self._is_up else []  # a process that is starting answers no ping yet

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import inspect
 import json
 import os
@@ -25,11 +24,10 @@ from typing import BinaryIO
 
 from tqppo import plugins
 from tqppo.errors import ConfigError
-from tqppo.processes.lifeline import PR_SET_PDEATHSIG, adopt_orphans, descendants
+from tqppo.processes.lifeline import adopt_orphans, die_with_parent, end_children
 from tqppo.rewards.process import describe, send
 from tqppo.rollout.tools.schema import function_schema
 
-KILL_TIMEOUT_S = 5.0  # a process in an uninterruptible system call ignores SIGKILL until the call returns
 EXIT_S = 0.05  # a child that is not gone this long after its answer is killed
 Function = Callable[..., object]
 
@@ -90,6 +88,7 @@ class ToolHost:
         self, functions: Mapping[str, Function], limits: Limits, calls: BufferedReader, hidden: Sequence[int] = ()
     ) -> None:
         self._functions, self._limits, self._calls = functions, limits, calls
+        self._pid = os.getpid()
         self._hidden = (0, 1, 2, calls.fileno(), *hidden)  # descriptors that a tool must not reach
 
     def call(self, name: str, arguments: Mapping[str, object]) -> dict[str, object]:
@@ -129,7 +128,7 @@ class ToolHost:
     def _run(self, name: str, arguments: Mapping[str, object], writer: int) -> None:
         """The child: call the function, write its result, and end without the clean-up of the parent."""
         try:
-            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            die_with_parent(self._pid)
             self._confine()
             value: object = self._functions[name](**arguments)
             if inspect.isawaitable(value):
@@ -159,22 +158,6 @@ def await_exit(child: int) -> None:
             select.select([ended], [], [], EXIT_S)
         finally:
             os.close(ended)
-
-
-def end_children() -> None:
-    """Kill and reap every process below this one, in whatever session it is."""
-    deadline = time.monotonic() + KILL_TIMEOUT_S
-    while time.monotonic() < deadline:
-        try:
-            pid, _ = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return
-        if pid:
-            continue
-        for each in descendants(os.getpid()):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(each, signal.SIGKILL)
-        time.sleep(0.002)
 
 
 async def _awaited(value: object) -> object:
