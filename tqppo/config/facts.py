@@ -236,7 +236,7 @@ def teacher_context_tokens(config: Config, name: str) -> int:
         return teacher.max_context_tokens
     needed = teacher_needs_tokens(config, name)
     shape = teacher_shape(config, name)
-    room = context_tokens(config) if teacher.prompt else 0  # for what its own prompt has beside the student's
+    room = context_tokens(config) if teacher.prompt else 0  # for the part of its prompt that the student's lacks
     return needed + (min(room, max(0, shape.context - needed)) if shape and shape.context else room)
 
 

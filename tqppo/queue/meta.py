@@ -147,7 +147,7 @@ def plain(value: T) -> T:
     except (TypeError, ValueError) as error:
         raise QueueError(str(error)) from None
     if _NUL_NAME.search(text):
-        raise QueueError("a name may not begin with NUL")  # reserved for values that are encoded beside tags
+        raise QueueError("a name may not begin with NUL")  # reserved for values that are encoded in addition to tags
     return cast(T, json.loads(text))
 
 

@@ -123,7 +123,7 @@ class Attempt:
                         num_gpus=fake.count if fake else None,
                         object_store_bytes=self._object_store_bytes(),
                         logs=logs,
-                        meanwhile=lambda: import_module("tqppo.run.build"),  # with torch and transformers: seconds
+                        while_starting=lambda: import_module("tqppo.run.build"),  # with torch and transformers: seconds
                     )
                 )
             stop.listen_again()

@@ -209,7 +209,7 @@ class RunLock:
     def _written(self, ours: int) -> tuple[Holder | None, bool]:
         """The holder by the lock file that has the name now, and whether that is the open file `ours`.
 
-        Opened anew: a network file system shows what others have written when a file is opened.
+        Opens the file again: a network file system shows other machines' writes only to files opened after them.
         """
         descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:

@@ -161,7 +161,7 @@ def _check(declared: Column, dtype: torch.dtype, shape: tuple[int, ...]) -> None
         raise QueueError(f"column {declared.name!r} is declared {declared.dtype}; it was given {dtype_name(dtype)}")
     sizes = declared.trailing
     if not sizes and declared.ragged_dim:
-        return  # the sizes beside the ragged dimension come from the data
+        return  # the sizes of the other dimensions come from the data
     if sizes and (len(sizes) != len(shape) or any(a not in (None, b) for a, b in zip(sizes, shape, strict=True))):
         raise QueueError(f"column {declared.name!r} is declared with trailing shape {sizes}; it was given {shape}")
     if not sizes and shape:

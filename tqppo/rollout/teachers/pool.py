@@ -61,7 +61,7 @@ class Routing:
 
 
 class TeacherPool:
-    """One Ray actor per replica of each teacher. Ray makes a replica that died anew, as often as its engine may be."""
+    """One Ray actor per replica of each teacher. Ray restarts a dead replica, up to the engine's `max_restarts`."""
 
     def __init__(self, setups: Sequence[TeacherSetup], queue: Queue, routing: Routing) -> None:
         self.setups, self.queue, self.routing = list(setups), queue, routing
@@ -145,7 +145,7 @@ def _log_of(spec: TeacherSpec) -> str:
 
 
 def _differs(setup: TeacherSetup, now: ReadyTeacher, saved: Mapping[str, Any]) -> bool:
-    """By the files where both are known; otherwise by what the teacher says of the fixed sequence."""
+    """Compare file hashes if both are known, else scores of the fixed sequence."""
     if now.fingerprint and saved["fingerprint"]:
         return bool(now.fingerprint != saved["fingerprint"])
     return distance(now.probes[0], saved["probe"]) > setup.tolerance

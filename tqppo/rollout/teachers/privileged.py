@@ -1,4 +1,4 @@
-"""A teacher's own prompt: what it is told besides the student's question, such as the reference answer.
+"""A teacher's own prompt: the student's question with extra text for the teacher, such as the reference answer.
 
 The rollout worker renders it as the dataset renders prompts, and the teacher scores the student's answer after it.
 """

@@ -51,7 +51,7 @@ def python(code: str) -> str:
     """Run Python code and return what it prints, and the value of its last line.
 
     Args:
-        code: a program; every call begins anew
+        code: a program; it sees no variables of earlier calls
     """
     printed = io.StringIO()
     names: dict[str, object] = {"__name__": "__main__"}

@@ -161,7 +161,7 @@ class TensorFiles:
 
     @classmethod
     def find(cls, path: str) -> TensorFiles | None:
-        """Of a folder or a hub name; None if there are no safetensors, or types that are not known here."""
+        """Find the tensors of a folder or hub name. None if it has no safetensors files, or an unknown dtype."""
         try:
             places = {name: (file, place) for file in _files(path) for name, place in _header(file).items()}
         except (KeyError, ValueError):
