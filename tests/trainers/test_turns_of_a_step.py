@@ -99,7 +99,7 @@ class FailingEngines(FakeEngines):
     def generate(self, prompts: Sequence[Any], task: Any) -> RolloutReport:
         if not self.has_failed:
             self.has_failed = True
-            self.party.be_awake()
+            self.shared_engines.be_awake()
             raise EngineError("out of luck")
         return super().generate(prompts, task)
 

@@ -145,7 +145,7 @@ class ProcessStarter:
 
     def pool_ready(self, pool: RolloutPool) -> None:
         pool.ready()
-        self.turns.join("rollout", pool.party)
+        self.turns.join("rollout", pool.shared_engines)
         self.turns.count("rollout")
 
     def teachers(self, vocabulary: int) -> TeacherPool | None:
