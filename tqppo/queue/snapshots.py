@@ -45,7 +45,7 @@ class SnapshotState(TypedDict):
 async def save(folder: Path, connection: Connection) -> None:
     """Write a snapshot of the queue as it is when the call begins, even if rows come and go while it is written."""
     if (folder / INDEX).exists():
-        raise CheckpointError(f"{folder} holds a snapshot of a queue already")
+        raise CheckpointError(f"{folder} already holds a snapshot of a queue")
     folder.mkdir(parents=True, exist_ok=True)
     storage = await connection.storage()
     dump = await connection.call(Snapshots.dump)()
@@ -67,7 +67,7 @@ async def _save_blocks(folder: Path, blocks: Mapping[int, Locator], storage: Sto
     for number, locator in blocks.items():
         (view,) = await storage.read([locator], None)
         if view is None:
-            raise DataLost(f"a block of {locator.num_bytes:,} bytes is not on node {locator.node} any more")
+            raise DataLost(f"a block of {locator.num_bytes:,} bytes is no longer on node {locator.node}")
         name = f"block_{number:06d}.tqb"
         pieces = _pieces(view)
         checksum = 0

@@ -90,4 +90,4 @@ def _value(node: ast.expr) -> float:
             return CONSTANTS[name]
         case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]) if name in FUNCTIONS:
             return FUNCTIONS[name](*map(_value, arguments))
-    raise ValueError(f"{ast.unparse(node)!r} is no arithmetic")
+    raise ValueError(f"{ast.unparse(node)!r} is not arithmetic")
