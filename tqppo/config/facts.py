@@ -9,10 +9,12 @@ import re
 from math import lcm
 
 from tqppo import dataflow
+from tqppo.builtin import TASK
 from tqppo.config.plan.model_shape import ModelShape
 from tqppo.config.plan.shapes import shape_of, tiny_shape
 from tqppo.config.sections import Config, OptimizerSection
 from tqppo.dataflow import Features, Stage
+from tqppo.units import GIB
 
 WHOLE_VOCABULARY = ("forward_kl", "reverse_kl")  # losses that compare all tokens of the vocabulary
 
@@ -123,7 +125,12 @@ def is_agent(config: Config) -> bool:
 def prefix_cache_bytes(config: Config) -> int:
     """Largest size of the caches that one replica keeps between turns; 0 where no session has a second one."""
     keeps = is_agent(config) and config.rollout.backend == "embedded"
-    return int(config.rollout.prefix_cache_gb * 2**30) if keeps else 0
+    return int(config.rollout.prefix_cache_gb * GIB) if keeps else 0
+
+
+def storage_budget_bytes(config: Config) -> int:
+    """Tensors that the storage holds on one node, at most."""
+    return int(config.storage.budget_gb * GIB)
 
 
 def rows_per_step(config: Config) -> int:
@@ -203,7 +210,6 @@ def data_sources(config: Config) -> list[str]:
 # -- teachers ----------------------------------------------------------------------------------------------------------
 
 STUDENT = "student"  # as a teacher's path: the student at its start
-TASK = "task:"  # begins the path of a tiny teacher that is made for a task
 
 
 def student_teachers(config: Config) -> list[str]:

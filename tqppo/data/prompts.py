@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal, TypedDict, cast, overload
 
 import numpy as np
 
+from tqppo.builtin import is_procedural
 from tqppo.data import dataset
 from tqppo.data.layout import AUTO, DEFAULT_SOURCE_KEY, Dataset, Message, Row, text_of
 from tqppo.data.mixture import Mixture, RowOrder, shuffled
@@ -242,7 +243,7 @@ def for_validation(
     """
     if not sources:
         train = [spec.train] if isinstance(spec.train, str) else spec.train
-        sources = [each for each in train if dataset.is_procedural(each)]
+        sources = [each for each in train if is_procedural(each)]
     return load(spec, tokenizer, seed=seed, held_out=True, sources=sources, prefix="v") if sources else None
 
 

@@ -10,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tqppo.config import facts
 from tqppo.config.sections import Config
 from tqppo.config.show.export import flat
 from tqppo.devices.fake_gpus import fake_gpus
@@ -146,7 +147,7 @@ class Attempt:
         return code
 
     def _object_store_bytes(self) -> int:
-        return int(self.config.storage.budget_gb * 2**30) if self.config.storage.backend == "ray" else 0
+        return facts.storage_budget_bytes(self.config) if self.config.storage.backend == "ray" else 0
 
     def _build(self, logs: Path, stack: ExitStack) -> LiveRun:
         from tqppo.run.build import build

@@ -13,8 +13,8 @@ from tqppo.config.plan.memory import BYTES, MemoryPart, total
 from tqppo.config.plan.roles import PlannedRole, planned_roles
 from tqppo.config.plan.storage import storage_bytes
 from tqppo.config.sections import Config
+from tqppo.units import GIB
 
-GIB = 2**30
 # Of each process with a GPU: CUDA's context, kernels, NCCL's buffers. From what is reported of such processes; not
 # measured here.
 DEVICE_CONTEXT = 1.0 * GIB
