@@ -107,11 +107,6 @@ def _place(folder: Path, task: str, made_from: dict[str, object]) -> Path:
     return folder / f"{task}-{digest}"
 
 
-def accuracy_of(teacher: str | Path) -> float:
-    """The share of held-out problems that a finished teacher solves greedily, as measured when it was made."""
-    return float(json.loads((Path(teacher) / MARKER).read_text())["accuracy"])
-
-
 def _made_from(task: str, recipe: TeacherRecipe, training: Demonstrations) -> dict[str, object]:
     """Everything that determines the teacher's weights.
 

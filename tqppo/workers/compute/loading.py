@@ -190,8 +190,6 @@ class TensorFiles:
         if not count:
             return torch.empty(0, *place.shape[1:], dtype=place.dtype)
         row_bytes = (place.end - place.begin) // max(1, place.shape[0])
-        if not count:
-            return torch.empty(0, *place.shape[1:], dtype=place.dtype)
         content = np.fromfile(file, np.uint8, count * row_bytes, offset=place.begin + begin * row_bytes)
         return torch.from_numpy(content).view(place.dtype).view(count, *place.shape[1:])
 
