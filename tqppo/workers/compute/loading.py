@@ -161,7 +161,10 @@ class TensorFiles:
 
     @classmethod
     def find(cls, path: str) -> TensorFiles | None:
-        """Find the tensors of a folder or hub name. None if it has no safetensors files, or an unknown dtype."""
+        """Find the tensors of a folder or hub name. None if it has no safetensors files.
+
+        Also None if a file is damaged or has an unknown dtype: `from_pretrained` loads it, or says what is wrong.
+        """
         try:
             places = {name: (file, place) for file in _files(path) for name, place in _header(file).items()}
         except (KeyError, ValueError):
@@ -207,7 +210,7 @@ def _files(path: str) -> list[Path]:
 
 def _header(file: Path) -> dict[str, Place]:
     with file.open("rb") as opened:
-        return read_header(opened.read(int.from_bytes(opened.read(8), "little")))
+        return read_header(opened)[1]
 
 
 def _by_identity(model: nn.Module) -> Iterator[tuple[list[str], nn.Parameter]]:
