@@ -143,7 +143,7 @@ class Seating:
     """The seat of every process on this cluster."""
 
     seats: Mapping[str, Sequence[Seat]]
-    home: Seat = NO_CPU  # on the machine of the trainer's first GPU, for processes beside the data
+    home: Seat = NO_CPU  # on the machine of the trainer's first GPU, for processes that read many columns
     num_unused: int = 0  # GPUs of the cluster that the plan does not use
     groups: list[PlacementGroup] = field(default_factory=list)
 

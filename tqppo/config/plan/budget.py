@@ -99,12 +99,12 @@ def _stages(config: Config, roles: dict[str, PlannedRole], gpu_bytes: float) -> 
         yield StageMemory("generate", "rollout", [*held, _context(1 + others)])
     for name, role in own.items():
         if name != "rollout" and role.memory:
-            yield StageMemory(f"compute {name}", name, [*role.memory, *_beside(config, own, others)])
+            yield StageMemory(f"compute {name}", name, [*role.memory, *_rest_of_device(config, own, others)])
     if config.cluster.colocate and "rollout" in own and own["rollout"].memory:
         yield StageMemory("load weights", "actor", [*_loading(config, own), _context(1 + others)])
 
 
-def _beside(config: Config, own: dict[str, PlannedRole], others: int) -> list[MemoryPart]:
+def _rest_of_device(config: Config, own: dict[str, PlannedRole], others: int) -> list[MemoryPart]:
     """What a device holds besides the worker that computes: the engine asleep, contexts of all processes."""
     sleeps = config.cluster.colocate and "rollout" in own
     asleep = [MemoryPart("engine asleep", ASLEEP, "its context and captured graphs")] if sleeps else []
