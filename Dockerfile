@@ -3,7 +3,7 @@
 # GPU: docker build -t tqppo-gpu --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu128 .
 FROM python:3.11-slim
 
-# The index of the torch build. The driver of the host is all that a CUDA build needs beside it.
+# The index of the torch build. A CUDA build needs nothing else but the driver of the host.
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 ENV PIP_NO_CACHE_DIR=1 PYTHONUNBUFFERED=1
 

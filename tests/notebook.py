@@ -1,4 +1,4 @@
-"""Executes docs/notebook.ipynb: `python tests/notebook.py` writes its outputs anew, with a file as argument there.
+"""Executes docs/notebook.ipynb. `python tests/notebook.py` rewrites it; with an argument it writes to that file.
 
 It runs in a process of its own, because the notebook's kernel has its own event loop and warnings.
 """

@@ -52,3 +52,8 @@ def test_task_arguments_are_checked_by_name_type_and_range() -> None:
         builtin.check_task_arguments("reverse", {"letters": ""})
     with pytest.raises(UsageError, match="there is no task called 'sorting'"):
         builtin.check_task_arguments("sorting", {})
+
+
+def test_tasks_and_gyms_generate_their_rows_and_files_do_not() -> None:
+    sources = ("task:sort", "gym:chain_sum", "hub:openai/gsm8k", "task.jsonl", "task")
+    assert [builtin.is_procedural(each) for each in sources] == [True, True, False, False, False]

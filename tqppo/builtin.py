@@ -19,6 +19,9 @@ TASKS: dict[str, dict[str, int | str]] = {  # task → its arguments with their 
     "maximum": {"numbers": 3, "digits": 2},
     "lookup": {},
 }
+TASK = "task:"  # begins the name of a task, as a data source or as the path of a tiny teacher
+PROCEDURAL = (TASK, "gym:")  # begin the names of data sources that generate their rows
+NO_FILE = (*PROCEDURAL, "hub:")  # begin the names of data sources that are neither files nor patterns
 REWARDS = (
     "task",
     "exact_match",
@@ -37,6 +40,11 @@ TOOL_PARSERS = ("auto", "hermes", "llama3_json", "mistral", "xml", "tiny")
 OnToolError = Literal["show", "end", "fail"]
 AnswerScope = Literal["last_turn", "response"]
 HowToRewrite = Literal["truncate", "summarise"]
+
+
+def is_procedural(source: str) -> bool:
+    """Whether a data source generates its rows, so that it has a held-out part."""
+    return source.startswith(PROCEDURAL)
 
 
 class Argument(NamedTuple):

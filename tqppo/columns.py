@@ -141,3 +141,8 @@ class PromptTags(TypedDict):
     error: str  # of the first session that failed
     failed_sessions: int  # after their retries
     retries: int  # of its sessions, whether they helped or not
+
+
+def rows_of_padding(num_rows: int, multiple: int) -> int:
+    """Number of padding rows that fill a batch up to the next multiple."""
+    return -num_rows % multiple

@@ -49,7 +49,7 @@ class Features:
 
     @property
     def compares_engine(self) -> bool:
-        """Whether the trainer's log-probabilities of the sampled tokens are there beside the engine's."""
+        """Whether the trainer's log-probabilities of the sampled tokens exist in addition to the engine's."""
         return self.recomputes_old_logprobs and self.needs_old_policy
 
     @property

@@ -62,7 +62,7 @@ def full_disk(error: OSError) -> OutOfSpace | None:
     folder = Path(os.fsdecode(name)).absolute().parent if name else None
     if folder is not None and folder.exists():
         return out_of_space(folder, 0, cause)
-    places = [place for place in (Path.cwd(), Path(tempfile.gettempdir()), Path("/dev/shm")) if place.is_dir()]
+    places = [place for place in (Path.cwd(), Path(tempfile.gettempdir()), SHARED_MEMORY) if place.is_dir()]
     free = ", ".join(f"{shutil.disk_usage(place).free} bytes in {place}" for place in places)
     return OutOfSpace(f"a file system is full: {cause.strerror}. Free: {free}")
 

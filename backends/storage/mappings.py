@@ -1,6 +1,6 @@
 """Files of the queue that a process keeps open and mapped, because filling page tables costs more than reading bytes.
 
-`make bench-queue` shows what that buys: the lines by "remapped" map each block anew whenever it is read.
+`make bench-queue` shows what that buys: the lines by "remapped" map each block again whenever it is read.
 
 A process uses a file under a lock, its lease. Between two leases the file stays mapped, but other processes may reuse
 or delete it. The memory of a deleted file is freed with its last lease even if other processes have it mapped; if the

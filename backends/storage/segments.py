@@ -309,7 +309,7 @@ def _write_all(block: Block, handle: int) -> None:
 
 
 def _first(buffers: list[memoryview]) -> list[memoryview]:
-    """As many buffers as one system call can write."""
+    """The first buffers, limited to what one system call can write."""
     batch, size = [], 0
     for buffer in buffers[:512]:
         batch.append(buffer[: _MAX_WRITE - size])

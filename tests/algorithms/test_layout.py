@@ -28,15 +28,15 @@ def test_rows_without_tokens_sum_to_0():
     assert layout.row_sum(torch.zeros(0), torch.tensor([0, 0])).tolist() == [0.0, 0.0]
 
 
-def test_the_response_slice_takes_the_outputs_that_score_response_tokens():
+def test_the_response_positions_are_those_that_score_response_tokens():
     """Rows of 2 + 2 and 1 + 3 tokens; the output at t scores token t + 1."""
-    found = layout.response_slice(torch.arange(8), torch.tensor([4, 4]), torch.tensor([2, 3]))
+    found = layout.response_positions(torch.tensor([4, 4]), torch.tensor([2, 3]))
     assert found.tolist() == [1, 2, 4, 5, 6]
 
 
-def test_the_response_slice_keeps_trailing_dimensions_and_empty_responses():
-    found = layout.response_slice(torch.arange(12).view(6, 2), torch.tensor([3, 3]), torch.tensor([0, 2]))
-    assert found.tolist() == [[6, 7], [8, 9]]
+def test_an_empty_response_has_no_positions():
+    found = layout.response_positions(torch.tensor([3, 3]), torch.tensor([0, 2]))
+    assert found.tolist() == [3, 4]
 
 
 @pytest.mark.parametrize("lengths", [[3, 3, 3], [1], [5, 2], [0, 2]])

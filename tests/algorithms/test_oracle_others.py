@@ -46,8 +46,8 @@ def _distilled(case, logprobs):
     """Task-free distillation from flat log-probabilities of prompt and response, as verl's `distillation_loss`."""
     responses = torch.from_numpy(case.inputs["response_lens"])
     sequences = torch.from_numpy(case.inputs["prompt_lens"]) + responses
-    teacher = layout.response_slice(case.flat("teacher_log_probs_flat"), sequences, responses)
-    student = layout.response_slice(logprobs, sequences, responses)
+    positions = layout.response_positions(sequences, responses)
+    teacher, student = case.flat("teacher_log_probs_flat")[positions], logprobs[positions]
     mask = torch.ones_like(teacher, dtype=torch.bool)
     kind = ALIAS.get(case.params["loss_mode"], case.params["loss_mode"])
     losses = distillation.divergence(kind, student, teacher, mask, loss_max=case.params["loss_max_clamp"])
@@ -77,7 +77,7 @@ def test_distillation_on_sampled_tokens(case):
 def test_layouts(case):
     prompts, responses = (torch.from_numpy(case.inputs[f"{part}_lens"]) for part in ("prompt", "response"))
     values, sequences = case.flat("flat_values"), prompts + responses
-    sliced = layout.response_slice(values, sequences, responses)
+    sliced = values[layout.response_positions(sequences, responses)]
     case.close(sliced, "response_from_nested.values")
     # verl pads to the width of its batch; only that width is taken from it.
     width = case.outputs["no_padding_2_padding"].shape[1]

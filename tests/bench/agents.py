@@ -106,7 +106,7 @@ def measure_turns(repeats: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         model = write_tiny_model(Path(folder), hidden_size=128, num_layers=4, num_heads=4)
         players = {}
-        for name, kept in (("caches kept", CACHE_BYTES), ("computed anew", 0)):
+        for name, kept in (("caches kept", CACHE_BYTES), ("recomputed", 0)):
             spec = EngineSpec(str(model), max_context_tokens=2048, prefix_cache_bytes=kept)
             players[name] = Player(plugins.load("rollout", "embedded")(spec), loop)
             loop.run_until_complete(players[name].engine.start())
@@ -119,11 +119,11 @@ def measure_turns(repeats: int) -> dict[str, Any]:
 
 
 def show_turns(timings: dict[str, Timing], prefilled: dict[str, list[int]]) -> dict[str, Any]:
-    kept, anew = prefilled["caches kept"], prefilled["computed anew"]
+    kept, recomputed = prefilled["caches kept"], prefilled["recomputed"]
     lengths = [PROMPT + turn * (NEW + OBSERVED) for turn in range(TURNS)]
-    rows: list[list[Any]] = [[i + 1, lengths[i], anew[i], kept[i], anew[i] / kept[i]] for i in range(TURNS)]
-    rows.append(["all", "", sum(anew), sum(kept), sum(anew) / sum(kept)])
-    header = ["turn", "context", "prefilled anew", "with kept caches", "× fewer"]
+    rows: list[list[Any]] = [[i + 1, lengths[i], recomputed[i], kept[i], recomputed[i] / kept[i]] for i in range(TURNS)]
+    rows.append(["all", "", sum(recomputed), sum(kept), sum(recomputed) / sum(kept)])
+    header = ["turn", "context", "prefilled again", "with kept caches", "× fewer"]
     publish("agents-prefill", f"Tokens prefilled by {SESSIONS} sessions", header, rows, prefilled)
     sampled = SESSIONS * TURNS * NEW
     slowest = timings["plain generate"]

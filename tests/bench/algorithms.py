@@ -1,6 +1,6 @@
 """Our maths against verl 0.9.1's on 1024 rows of 1024 response tokens, one thread, forward and backward.
 
-verl is installed beside, without its dependencies, into ~/.cache/tqppo/peers/verl (never into this environment). Both
+verl is installed apart, without its dependencies, into ~/.cache/tqppo/peers/verl (never into this environment). Both
 get the same numbers, every token present and a tenth of them masked: padded [B, T] for verl, flat [N] for us. Results
 are compared before they are timed. Each function takes milliseconds for a million tokens, which no step notices, so
 ours are written for reading; the ratios show that they stay within a small factor.

@@ -5,7 +5,7 @@
 
 Parts: text64, text256, text1024, images64, rows, columns. Two subjects are `simple` without one of its optimisations,
 and a second table shows what each of those buys: "over ray" makes every call to the index a Ray call instead of using
-the local socket (queue/link/wire.py), "remapped" maps a block anew for every read instead of keeping mappings
+the local socket (queue/link/wire.py), "remapped" maps a block again for every read instead of keeping mappings
 (backends/storage/mappings.py). (The file cannot be called queue.py, because run from this folder it would shadow
 Python's module of that name.)
 """

@@ -85,9 +85,17 @@ class Work:
         return self.rows * self.length
 
 
+def active_parameters(shape: ModelShape) -> int:
+    """Weights that compute one token: all of a dense model, without the embedding, which is a look-up."""
+    dense, router = (shape.experts.dense_layers, shape.experts.count * shape.hidden) if shape.experts else (0, 0)
+    layer = shape.attention_parameters + 3 * shape.hidden * shape.active_intermediate + router
+    head = shape.vocabulary * shape.hidden
+    return head + (shape.layers - dense) * layer + dense * shape.dense_layer_parameters
+
+
 def forward_flops(shape: ModelShape, work: Work) -> float:
     attention = 2 * shape.layers * shape.heads * shape.head_size * work.rows * work.length**2
-    return 2 * shape.active_parameters * work.tokens + attention
+    return 2 * active_parameters(shape) * work.tokens + attention
 
 
 def planned(shape: ModelShape, work: Work, gpus: int) -> dict[str, float]:
@@ -97,7 +105,7 @@ def planned(shape: ModelShape, work: Work, gpus: int) -> dict[str, float]:
     forward = forward_flops(shape, work) / compute
     update = max(4 * forward, fsdp_traffic_s(shape, work, gpus))
     return {
-        "prefill": 2 * shape.active_parameters * work.prompts * work.prompt_tokens / compute,
+        "prefill": 2 * active_parameters(shape) * work.prompts * work.prompt_tokens / compute,
         "decode": decode_s(shape, work, gpus, memory),
         "old log-probs": forward,
         "update": update,

@@ -3,7 +3,7 @@
     make bench-train
     python tests/bench/train.py [--cases "0.1M, 2 updates" …] [--subjects ours trl …] [--repeats N]
 
-TRL is installed beside, without its dependencies, into ~/.cache/tqppo/peers/trl (never into this environment), and runs
+TRL is installed apart, without its dependencies, into ~/.cache/tqppo/peers/trl (never into this environment), and runs
 in a process of its own. One thread each side; a few steps of each in turn; each side's own processes are counted.
 """
 

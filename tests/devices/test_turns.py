@@ -101,5 +101,5 @@ def test_a_full_device_is_named_with_what_is_on_it() -> None:
     with pytest.raises(OutOfDeviceMemory) as error:
         ledger.write("rollout", 40 * 2**30)
     message = str(error.value)
-    assert message.startswith("GPU 0 of node 0 has no room: actor 50 GiB + rollout 40 GiB = 90 GiB of 80 GiB\n")
+    assert message.startswith("GPU 0 of node 0 has no room: actor 50.0 GiB + rollout 40.0 GiB = 90.0 GiB of 80.0 GiB\n")
     assert message.splitlines()[1] == str(out_of_memory("x", "y")).splitlines()[1]

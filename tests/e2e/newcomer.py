@@ -91,7 +91,7 @@ def train_and_use(folder: Path) -> None:
     write(folder)
     said = run("train", "--config", "mine.toml")
     assert "data       9 rows" in said
-    assert "already, with 2 steps" in run("train", "--config", "mine.toml", code=2)
+    assert "sums, with 2 steps" in run("train", "--config", "mine.toml", code=2)
     assert json.loads(run("runs", "show", "sums", "--json"))["state"] == "finished"
     assert "sums, step 2: 4 prompts, 1 sampled and 1 greedy answer each" in run("eval", "sums", "--prompts", "4")
     assert run("chat", "sums", typed="1+1?\n\n").count("> ") == 2

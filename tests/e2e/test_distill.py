@@ -100,7 +100,7 @@ def test_a_resume_with_another_teacher_is_refused(cli: Cli, tmp_path: Path) -> N
     shutil.rmtree(tmp_path / "teacher")
     write_tiny_model(tmp_path / "teacher", seed=2)
     output = cli.run("resume", "--checkpoint", "taught", "--max-steps", "2", code=5)
-    assert "other teachers than those of the checkpoint: one" in output
+    assert "these teachers differ from the checkpoint's: one" in output
 
 
 @pytest.mark.long

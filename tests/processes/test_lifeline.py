@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tqppo.processes import lifeline
+from tqppo.space import SHARED_MEMORY
 
 STUBBORN = (
     "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
@@ -206,3 +207,7 @@ def test_a_command_dies_with_a_guard_that_is_killed(tmp_path: Path) -> None:
     process.kill()
     assert gone(command)
     process.communicate()
+
+
+def test_the_script_and_the_package_mean_the_same_shared_memory() -> None:
+    assert f"{SHARED_MEMORY}/" == lifeline.SHARED

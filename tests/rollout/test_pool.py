@@ -118,12 +118,12 @@ def test_engines_sleep_and_wake_as_far_as_the_next_call_needs(
     pool: RolloutPool, queue: Queue, tiny_model: Path
 ) -> None:
     assert pool.held_bytes() > 0
-    pool.party.rest()
+    pool.shared_engines.rest()
     assert pool.held_bytes() == 0
     pool.load_weights(WeightSource(str(tiny_model), 1))
-    assert pool.party.awake == {"weights"}
+    assert pool.shared_engines.awake == {"weights"}
     pool.generate(prompts(1), task())
-    assert pool.party.awake == {"weights", "cache"}
+    assert pool.shared_engines.awake == {"weights", "cache"}
     queue.clear(queue.list(where={"is_prompt": True}))
     queue.clear(queue.list())
 

@@ -29,7 +29,7 @@ def trained(folder: Path) -> RunFolder:
 
 def test_a_taken_name_is_refused_with_the_way_to_go_on(tmp_path: Path) -> None:
     run = trained(tmp_path)
-    with pytest.raises(UsageError, match=r"with 2 steps\. Go on with it: `tqppo resume mine`; replace it: --overwrite"):
+    with pytest.raises(UsageError, match=r"with 2 steps\. Continue it: `tqppo resume mine`; replace it: --overwrite"):
         new_run(tmp_path, "mine", preset="", model="tiny")
     make_export(run, "2")
     run.exported.replace(2)
@@ -53,7 +53,7 @@ def test_overwriting_removes_a_run_but_never_another_folder(tmp_path: Path) -> N
     assert list((tmp_path / "mine").iterdir()) == []
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "thesis.tex").write_text("")
-    with pytest.raises(UsageError, match="is no run"):
+    with pytest.raises(UsageError, match="is not a run's folder"):
         new_run(tmp_path, "data", preset="", model="tiny", overwrite=True)
 
 

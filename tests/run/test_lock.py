@@ -397,5 +397,5 @@ def test_a_run_that_is_deleted_at_the_moment_that_it_is_locked_is_an_error_in_wo
     def deleted(descriptor: int, kind: int) -> None:
         shutil.rmtree(run)
 
-    with pytest.raises(PreflightError, match="was deleted by another process"), RunLock(run, flock=deleted):
+    with pytest.raises(PreflightError, match="another process has just deleted"), RunLock(run, flock=deleted):
         pass

@@ -70,5 +70,5 @@ def test_the_command_prints_the_panel_or_writes_it(
 
 
 def test_a_run_without_a_step_has_no_panel(run: RunFolder) -> None:
-    with pytest.raises(UsageError, match="did no step"):
+    with pytest.raises(UsageError, match="has not completed a step"):
         progress_of(run)

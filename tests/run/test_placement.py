@@ -12,7 +12,7 @@ from tqppo.config.compile import compile_config
 from tqppo.config.placement import placement_of
 from tqppo.config.sections import Config
 from tqppo.errors import PreflightError
-from tqppo.run.placement import check_resources, demands, process_shares
+from tqppo.run.placement import check_resources, demands, process_reservation
 
 GPUS = Path(__file__).parent / "fake_cluster.py"
 
@@ -50,14 +50,14 @@ def test_nodes_without_gpus_must_exist_too() -> None:
 
 def test_roles_that_take_turns_fit_on_one_device() -> None:
     config = config_of("mode=ppo", "cluster.gpus_per_node=1")
-    shares = process_shares(config, placement_of(config))
-    assert shares.gpus == pytest.approx(1 / 3)
-    assert shares.cpus == pytest.approx(1 / 3)
+    reservation = process_reservation(config, placement_of(config))
+    assert reservation.gpus == pytest.approx(1 / 3)
+    assert reservation.cpus == pytest.approx(1 / 3)
 
 
 def test_roles_with_devices_of_their_own_count_whole_ones() -> None:
     config = config_of("cluster.gpus_per_node=4", "cluster.colocate=false", "actor.ranks=2", "rollout.replicas=2")
-    assert process_shares(config, placement_of(config)).gpus == 1.0
+    assert process_reservation(config, placement_of(config)).gpus == 1.0
 
 
 TEACHERS = (
@@ -79,8 +79,8 @@ def test_teachers_have_gpus_of_their_own_and_attached_ones_need_nothing() -> Non
     more = ("cluster.gpus_per_node=1", "distillation.gpus_per_node=4", "teachers.a.backend=vllm")
     more += ("teachers.a.tensor_parallel=2", "teachers.a.replicas=2", "teachers.b.backend=vllm")
     config = config_of(*TEACHERS, *more, 'teachers.b.endpoints=["http://h:1"]')
-    shares = process_shares(config, placement_of(config))
-    assert (shares.gpus, shares.teacher_gpus, shares.teacher_cpus) == (0.5, 1.0, 1.0)
+    reservation = process_reservation(config, placement_of(config))
+    assert (reservation.gpus, reservation.teacher_gpus, reservation.teacher_cpus) == (0.5, 1.0, 1.0)
     assert [(each.role, each.processes, each.cpus) for each in demands(config)] == [
         ("GPUs", 5, 1.0),
         ("teacher b", 1, 0.0),

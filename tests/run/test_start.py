@@ -48,7 +48,7 @@ def test_a_fork_has_everything_that_a_resume_needs(folder: RunFolder) -> None:
     copied = start.copy_run(folder, fork, store.newest())
     assert (copied.step, copied.folder.parent) == (3, fork.checkpoints.resolve())
     assert fork.metrics.read_bytes() == folder.metrics.read_bytes()
-    with pytest.raises(UsageError, match="there is a run at"):
+    with pytest.raises(UsageError, match="there is already a run at"):
         new_run(folder.path.parent, "other", preset="", model="")
 
 
@@ -149,7 +149,7 @@ def test_a_fork_does_not_replace_a_run_that_trained_under_its_name_meanwhile(
         return RunLock(path)
 
     monkeypatch.setattr(start, "RunLock", another_was_faster)
-    with pytest.raises(UsageError, match="there is a run at"):
+    with pytest.raises(UsageError, match="there is already a run at"):
         start.resume(str(folder.path), [], fork="other")
     assert other.metrics.read_text() == '{"step": 1}\n'
 

@@ -18,7 +18,7 @@ from tqppo.config.sections import Config
 from tqppo.data.prompts import Prompt
 from tqppo.dataflow import Features, Stage
 from tqppo.devices.memory import MemoryLedger
-from tqppo.devices.turns import DeviceTurns, EngineParty, Turn
+from tqppo.devices.turns import DeviceTurns, SharedEngines, Turn
 from tqppo.protocols import Metrics, WeightSource
 from tqppo.queue.client import Queue
 from tqppo.queue.meta import BatchMeta, Jagged
@@ -121,7 +121,7 @@ class FakeEngines:
     sizes: tuple[int, int] = (0, 0)  # bytes on each device of weights and cache
 
     def __post_init__(self) -> None:
-        self.party = EngineParty(self, self.turn)
+        self.shared_engines = SharedEngines(self, self.turn)
 
     def sleep(self) -> None:
         self.log.turns.append("engines sleep")
@@ -131,12 +131,14 @@ class FakeEngines:
 
     def held_bytes(self) -> int:
         return sum(
-            size for name, size in zip(("weights", "cache"), self.sizes, strict=True) if name in self.party.awake
+            size
+            for name, size in zip(("weights", "cache"), self.sizes, strict=True)
+            if name in self.shared_engines.awake
         )
 
     def generate(self, prompts: Sequence[tuple[int, Prompt]], task: Any) -> RolloutReport:
         stage = dataflow.GENERATE
-        self.party.be_awake()
+        self.shared_engines.be_awake()
         self.log.turns.append(stage.name)
         self.log.calls.append(stage.name)
         self.log.reads[stage.name] = stage.reads(self.features)
@@ -160,7 +162,7 @@ class FakeEngines:
         return {**identity, **lengths, "reward": float(session), "turns": 1}
 
     def load_weights(self, source: WeightSource, probe: Any = None) -> None:
-        self.party.be_awake(cache=False)
+        self.shared_engines.be_awake(cache=False)
         self.log.calls.append(f"load version {source.version}")
         self.log.turns.append(f"load version {source.version}")
 
@@ -253,7 +255,7 @@ def fake_run(
     for setup in configure.teacher_setups(config, paths, vocabulary=256):
         roles[f"teacher {setup.spec.name}"] = len(setup.specs())
     made = engines(queue, features, config.rollout.group_size, log, Turn("rollout", turns), held.engine)
-    turns.join("rollout", made.party)
+    turns.join("rollout", made.shared_engines)
     turns.count("rollout")
     estimator = FakeEstimator(queue, configure.estimator_spec(config, paths).features, log)
     processes = Processes(queue, groups, made, estimator)

@@ -81,7 +81,7 @@ def test_without_turns_the_same_run_would_not_fit() -> None:
     overrides = settings("ppo-7b")
     memory = planned("ppo-7b", *overrides)
     ledger = MemoryLedger(placement_of(compile_config("ppo-7b", [], overrides, {}).draft), memory.device)
-    with pytest.raises(OutOfDeviceMemory, match=r"GPU 0 of node 0 has no room: .*rollout 40 GiB"):
+    with pytest.raises(OutOfDeviceMemory, match=r"GPU 0 of node 0 has no room: .*rollout 40.0 GiB"):
         hold_all(ledger, memory)
 
 
@@ -99,7 +99,7 @@ class FailingEngines(FakeEngines):
     def generate(self, prompts: Sequence[Any], task: Any) -> RolloutReport:
         if not self.has_failed:
             self.has_failed = True
-            self.party.be_awake()
+            self.shared_engines.be_awake()
             raise EngineError("out of luck")
         return super().generate(prompts, task)
 

@@ -74,7 +74,7 @@ def test_a_mapped_tensor_outlives_the_file_s_name_and_follows_its_content(tmp_pa
     assert tensor.tolist() == [2.0, 2.0, 2.0]
 
 
-@pytest.mark.parametrize("content", [b"\x02" + bytes(7) + b"{", b"\x02" + bytes(7) + b"[]", b"\xff" * 16])
+@pytest.mark.parametrize("content", [b"", b"\x02" + bytes(7) + b"{", b"\x02" + bytes(7) + b"[]", b"\xff" * 16])
 def test_other_files_are_a_value_error(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "x").write_bytes(content)
     with pytest.raises(ValueError):  # noqa: PT011 (json's own message is fine)

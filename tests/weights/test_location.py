@@ -54,7 +54,7 @@ def test_weights_go_where_there_is_room_or_the_figures_are_said(monkeypatch: pyt
     monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=free[place]))
     assert location.parent(50) == location.parents()[0]
     assert location.new_folder(51).parent == location.parents()[1]  # two versions of it
-    with pytest.raises(PreflightError, match=r"2 versions of 0\.5 MiB.*(.|\n)*--shm-size"):
+    with pytest.raises(PreflightError, match=r"2 versions of 512 KiB.*(.|\n)*--shm-size"):
         location.parent(2**19)
 
 

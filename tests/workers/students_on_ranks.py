@@ -31,7 +31,7 @@ def main(folder: Path, rank: int, size: int, cases: list[str]) -> None:
     given = torch.load(folder / "rows.pt", weights_only=False)
     school, rows = Class(*given["school"]), given["rows"]
     for loss, update, dtype in (case.split(":") for case in cases):
-        # With four ranks, one has no rows at all; the task's reward takes part beside some losses.
+        # With four ranks, one has no rows at all; the task's reward takes part in addition to some losses.
         spec = school.spec(loss, update, task=loss in ("k2", "k3", "reverse_kl_topk", "forward_kl"))
         model = replace(spec.model, dtype=dtype if size > 1 else "float32")
         student = Student(replace(spec, model=model, micro_batch_tokens=24), ranks=Ranks(rank, size))

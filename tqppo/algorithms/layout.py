@@ -92,8 +92,3 @@ def response_positions(sequence_lengths: Tensor, response_lengths: Tensor) -> Te
     first_in_flat = response_lengths.cumsum(0) - response_lengths  # [B]
     shift = per_token(ends - response_lengths - first_in_flat, response_lengths)  # [ΣR]
     return shift + torch.arange(shift.numel(), device=shift.device)
-
-
-def response_slice(outputs: Tensor, sequence_lengths: Tensor, response_lengths: Tensor) -> Tensor:
-    """The part of a flat model output [ΣS, …] that scores the responses: [ΣR, …]."""
-    return outputs[response_positions(sequence_lengths, response_lengths)]

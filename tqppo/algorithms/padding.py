@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tqppo.columns import Column, Kind, RowTags, column
+from tqppo.columns import Column, Kind, RowTags, column, rows_of_padding
 from tqppo.errors import DataError
 
 PROMPT_LENGTH = 1
@@ -24,7 +24,7 @@ def num_padding(num_rows: int, multiple: int) -> int:
     """Number of rows missing to the next multiple. An empty batch is an error, never filled with padding."""
     if num_rows == 0:
         raise DataError("no trajectories: every session of the step failed or was filtered out, nothing to train on")
-    return -num_rows % multiple
+    return rows_of_padding(num_rows, multiple)
 
 
 @dataclass(frozen=True, slots=True)

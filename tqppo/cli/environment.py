@@ -11,6 +11,7 @@ import sys
 from tqppo.cli.options import AsJson
 from tqppo.cli.output import emit_json, say
 from tqppo.space import SHARED_MEMORY
+from tqppo.units import size
 
 PACKAGES = (
     "tqppo", "torch", "transformers", "ray", "tokenizers", "safetensors", "pydantic", "typer", "numpy", "pyarrow",
@@ -37,17 +38,13 @@ def _system() -> dict[str, str]:
         "platform": platform.platform(),
         "python": f"{platform.python_version()} ({sys.executable})",
         "cpus": str(_usable_cpus()),
-        "memory": _gib(memory),
-        "shared memory": f"{_gib(shared.free)} free of {_gib(shared.total)}" if shared else "none",
+        "memory": size(memory),
+        "shared memory": f"{size(shared.free)} free of {size(shared.total)}" if shared else "none",
     }
 
 
 def _usable_cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _gib(num_bytes: int) -> str:
-    return f"{num_bytes / 2**30:.1f} GiB"
 
 
 def _packages() -> dict[str, str]:

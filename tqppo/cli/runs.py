@@ -9,6 +9,7 @@ import typer
 
 from tqppo.cli.options import AsJson
 from tqppo.cli.output import emit_json, say, table
+from tqppo.units import size
 from tqppo.untrusted import printable
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ def root() -> None:
 @app.command("list")
 def list_runs(folder: RunsFolder = None, as_json: AsJson = False) -> None:
     """List runs: state, steps, scores, age, size; the newest is last."""
-    from tqppo.run.summary import age, runs_in, size, summarise
+    from tqppo.run.summary import age, runs_in, summarise
 
     found = [summarise(run) for run in runs_in(_folder(folder))]
     if as_json:
@@ -78,7 +79,7 @@ def _draw(run: RunFolder, svg: Path | None) -> None:
 
 
 def _describe(found: RunSummary) -> None:
-    from tqppo.run.summary import age, size
+    from tqppo.run.summary import age
 
     best = "" if found.best_step is None else f" (best {_score(found.best_score)} at step {found.best_step})"
     lines = {
@@ -102,7 +103,7 @@ def remove_runs(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
     """Delete runs with all their files. One that a process works on is refused."""
-    from tqppo.run.summary import remove, run_to_remove, size, summarise
+    from tqppo.run.summary import remove, run_to_remove, summarise
 
     chosen = [run_to_remove(each, _folder(folder)) for each in run]
     for each in chosen:

@@ -9,12 +9,14 @@ import re
 from math import lcm
 
 from tqppo import dataflow
+from tqppo.builtin import TASK
 from tqppo.config.plan.model_shape import ModelShape
 from tqppo.config.plan.shapes import shape_of, tiny_shape
 from tqppo.config.sections import Config, OptimizerSection
 from tqppo.dataflow import Features, Stage
 from tqppo.engines.capabilities import capabilities_of
 from tqppo.protocols import EngineCapabilities
+from tqppo.units import GIB
 
 WHOLE_VOCABULARY = ("forward_kl", "reverse_kl")  # losses that compare all tokens of the vocabulary
 
@@ -144,12 +146,17 @@ def is_agent(config: Config) -> bool:
 
 def prefix_cache_bytes(config: Config) -> int:
     """Largest size of the caches that one replica keeps between turns; 0 where no session has a second one."""
-    return int(config.rollout.prefix_cache_gb * 2**30) if keeps_prefixes(config) else 0
+    return int(config.rollout.prefix_cache_gb * GIB) if keeps_prefixes(config) else 0
 
 
 def keeps_prefixes(config: Config) -> bool:
     """Whether the engine keeps caches of sessions between their turns, within a budget of ours."""
     return is_agent(config) and engine(config.rollout.backend).keeps_prefixes
+
+
+def storage_budget_bytes(config: Config) -> int:
+    """Tensors that the storage holds on one node, at most."""
+    return int(config.storage.budget_gb * GIB)
 
 
 def rows_per_step(config: Config) -> int:
@@ -229,7 +236,6 @@ def data_sources(config: Config) -> list[str]:
 # -- teachers ----------------------------------------------------------------------------------------------------------
 
 STUDENT = "student"  # as a teacher's path: the student at its start
-TASK = "task:"  # begins the path of a tiny teacher that is made for a task
 
 
 def student_teachers(config: Config) -> list[str]:
@@ -262,7 +268,7 @@ def teacher_context_tokens(config: Config, name: str) -> int:
         return teacher.max_context_tokens
     needed = teacher_needs_tokens(config, name)
     shape = teacher_shape(config, name)
-    room = context_tokens(config) if teacher.prompt else 0  # for what its own prompt has beside the student's
+    room = context_tokens(config) if teacher.prompt else 0  # for the part of its prompt that the student's lacks
     return needed + (min(room, max(0, shape.context - needed)) if shape and shape.context else room)
 
 

@@ -268,7 +268,7 @@ class AlgorithmSection(Section):
     turn_gamma: Fraction = 0.95
     """Discount per turn of the rewards of later turns (gigpo; credit = "turn" where sessions are compared)."""
     gigpo_weight: NonNegativeFloat = 1.0
-    """GiGPO's ω: weight of the comparison of turns that began in one state, beside that of whole sessions."""
+    """GiGPO's ω: weight of the comparison of turns that began in one state, added to that of whole sessions."""
     gigpo_std: bool = True
     """Divide GiGPO's advantages by the deviation of their group."""
     single_session: Literal["zero", "raw"] = "zero"
@@ -436,7 +436,7 @@ class DistillationSection(Section):
     task_reward: bool = False
     """Add the policy loss of the task's reward."""
     coef: PositiveFloat = 1.0
-    """Weight of the distillation loss beside the task's."""
+    """Weight of the distillation loss when it is added to the task's."""
     loss_max: NonNegativeFloat = 0.0
     """Clamp of the divergence per token. 0 turns it off."""
     logprob_min: Annotated[float, Field(le=0)] = 0.0

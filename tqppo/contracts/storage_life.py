@@ -23,6 +23,7 @@ from tqppo.contracts.storage_model import QueueMachine
 from tqppo.contracts.storage_rows import MIB, Producer, check_ragged, consume, keys
 from tqppo.errors import CheckpointError, DeadlineExceeded, QueueError
 from tqppo.queue.client import BatchMeta, Queue
+from tqppo.space import SHARED_MEMORY
 
 WINDOWS = 3
 
@@ -166,7 +167,7 @@ def test_nothing_is_left_after_close(cluster: None, backend_name: str) -> None:
     queue.put(keys(2), {"check_image": torch.randn(2, 3, 300, 300), "check_json": [1, 2]})
     queue.close()
     queue.close()
-    for folder in ("/dev/shm", tempfile.gettempdir()):
+    for folder in (SHARED_MEMORY, tempfile.gettempdir()):
         assert glob.glob(f"{folder}/*{queue.spec.run}*") == []
     deadline = time.monotonic() + 20  # Ray ends actors asynchronously
     while (left := _actors_of(queue)) and time.monotonic() < deadline:

@@ -16,7 +16,7 @@ from tqppo.data.layout import Dataset, Keys, Message, Row
 from tqppo.errors import DataError, PreflightError, UsageError
 from tqppo.tables import FileRow
 
-__all__ = ["Dataset", "Keys", "Message", "Row", "digest", "in_turns", "is_procedural", "load"]
+__all__ = ["Dataset", "Keys", "Message", "Row", "digest", "in_turns", "load"]
 
 
 def load(
@@ -42,11 +42,6 @@ def load(
     if not parts:
         raise UsageError("data.train is empty: name a task (task:sort), a file (train.jsonl) or several")
     return parts[0] if len(parts) == 1 else Joined(parts)
-
-
-def is_procedural(source: str) -> bool:
-    """Whether a source generates its rows, so that it has a held-out part."""
-    return source.partition(":")[0] in ("task", "gym")
 
 
 @dataclass(frozen=True, slots=True)

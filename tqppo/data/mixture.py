@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-Places = np.ndarray  # [N, 2]: the pass over its source, and the index of the row
+RowOrder = np.ndarray  # [N, 2]: the pass over its source, and the index of the row
 
 
 def shuffled(size: int, seed: Sequence[int]) -> np.ndarray:
@@ -37,7 +37,7 @@ class Mixture:
             counts[i] += 1
         return counts
 
-    def order(self, epoch: int) -> Places:
+    def order(self, epoch: int) -> RowOrder:
         counts = self.shares()
         parts = [self._drawn(source, epoch * count, count) for source, count in enumerate(counts)]
         places = np.concatenate(parts)
@@ -46,7 +46,7 @@ class Mixture:
         when = np.concatenate([(np.arange(count) + 0.5) / count for count in counts])
         return np.asarray(places[np.argsort(when, kind="stable")])  # spread evenly over the epoch
 
-    def _drawn(self, source: int, begin: int, count: int) -> Places:
+    def _drawn(self, source: int, begin: int, count: int) -> RowOrder:
         """`count` rows of a source, from the place `begin` of its endless passes on."""
         span = self.spans[source]
         numbers = np.arange(begin, begin + count)

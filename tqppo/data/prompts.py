@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Literal, TypedDict, cast, overload
 
 import numpy as np
 
+from tqppo.builtin import is_procedural
 from tqppo.data import dataset
 from tqppo.data.layout import AUTO, DEFAULT_SOURCE_KEY, Dataset, Message, Row, text_of
-from tqppo.data.mixture import Mixture, Places, shuffled
+from tqppo.data.mixture import Mixture, RowOrder, shuffled
 from tqppo.errors import CheckpointError, DataError, PreflightError
 from tqppo.protocols import Metrics
 
@@ -138,7 +139,7 @@ class PromptSet:
         mixed = [list(spec.weights)] if spec.weights else []
         return dataset.digest([self._rows.fingerprint(), rendering, spec.chat_template, *mixed])
 
-    def order(self, epoch: int) -> Places:
+    def order(self, epoch: int) -> RowOrder:
         """The rows of an epoch as (pass, index), in the order in which they are drawn."""
         if self._spec.weights and isinstance(self._rows, dataset.Joined):
             return Mixture(self._rows.spans(), self._spec.weights, self.seed, self.shuffle).order(epoch)
@@ -242,7 +243,7 @@ def for_validation(
     """
     if not sources:
         train = [spec.train] if isinstance(spec.train, str) else spec.train
-        sources = [each for each in train if dataset.is_procedural(each)]
+        sources = [each for each in train if is_procedural(each)]
     return load(spec, tokenizer, seed=seed, held_out=True, sources=sources, prefix="v") if sources else None
 
 

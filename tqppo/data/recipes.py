@@ -26,7 +26,7 @@ class Recipe:
     folder: str
     source: str
     convert: Callable[[SourceRow], Converted]
-    unnamed: str = "train"  # split of a file whose name tells none
+    unnamed: str = "train"  # split used when the file name has none
 
     def row(self, row: SourceRow, split: str, index: int) -> dict[str, object]:
         """A row with verl's columns. Rows that have them already keep prompt, source and answer."""

@@ -10,6 +10,7 @@ import os
 from dataclasses import dataclass
 
 from tqppo.errors import UsageError
+from tqppo.units import GIB
 
 COUNT, MEMORY = "TQPPO_FAKE_GPUS", "TQPPO_FAKE_GPU_MEMORY_GB"
 DEFAULT_GB = 80.0
@@ -29,4 +30,4 @@ def fake_gpus(memory_gb: float = 0.0) -> FakeGpus | None:
         count, memory_gb = int(os.environ[COUNT]), float(os.environ.get(MEMORY) or memory_gb or DEFAULT_GB)
     except ValueError as error:
         raise UsageError(f"{COUNT} is a number of GPUs, {MEMORY} a number of GiB: {error}") from None
-    return FakeGpus(count, int(memory_gb * 2**30)) if count > 0 else None
+    return FakeGpus(count, int(memory_gb * GIB)) if count > 0 else None

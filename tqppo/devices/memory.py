@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from tqppo.devices.placement import Device, Placement
 from tqppo.errors import OutOfDeviceMemory
+from tqppo.units import size
 
 ADVICE = (
     "lower micro_batch_tokens of the role, set its gradient_checkpointing, use more ranks, lower "
@@ -16,10 +17,6 @@ ADVICE = (
 
 def out_of_memory(where: str, found: str) -> OutOfDeviceMemory:
     return OutOfDeviceMemory(f"{where} has no room: {found}\n  {ADVICE}")
-
-
-def gib(num_bytes: float) -> str:
-    return f"{num_bytes / 2**30:.3g} GiB"
 
 
 @dataclass
@@ -41,6 +38,6 @@ class MemoryLedger:
         total = sum(held.values())
         self.most[device] = max(total, self.most.get(device, 0))
         if total > self.memory_bytes:
-            terms = " + ".join(f"{role} {gib(num_bytes)}" for role, num_bytes in held.items())
-            found = f"{terms} = {gib(total)} of {gib(self.memory_bytes)}"
+            terms = " + ".join(f"{role} {size(num_bytes)}" for role, num_bytes in held.items())
+            found = f"{terms} = {size(total)} of {size(self.memory_bytes)}"
             raise out_of_memory(f"GPU {device.index} of node {device.node}", found)

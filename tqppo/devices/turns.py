@@ -15,7 +15,7 @@ from tqppo.devices.placement import Placement
 WHOLE = frozenset({"weights", "cache"})  # what an engine holds when it is awake
 
 
-class Party(Protocol):
+class TurnTaker(Protocol):
     """A role that takes turns."""
 
     def rest(self) -> None:
@@ -34,34 +34,34 @@ class DeviceTurns:
 
     placement: Placement
     ledger: MemoryLedger | None = None
-    parties: dict[str, Party] = field(default_factory=dict)
+    roles: dict[str, TurnTaker] = field(default_factory=dict)
     present: set[str] = field(default_factory=set)
 
-    def join(self, role: str, party: Party) -> None:
+    def join(self, role: str, taker: TurnTaker) -> None:
         """Count a role that has started, and therefore is on its devices."""
-        self.parties[role] = party
+        self.roles[role] = taker
         self.present.add(role)
 
     def make_room(self, role: str) -> None:
         """Have every other role leave that uses any of this role's devices."""
         neighbours = self.placement.neighbours(role)
-        for other, party in self.parties.items():
+        for other, taker in self.roles.items():
             if other in neighbours and other in self.present:
-                party.rest()
+                taker.rest()
                 self.present.remove(other)
                 self.count(other)
 
     def take(self, role: str) -> None:
         self.make_room(role)
-        if role in self.parties and role not in self.present:
-            self.parties[role].resume()
+        if role in self.roles and role not in self.present:
+            self.roles[role].resume()
             self.present.add(role)
         self.count(role)
 
     def count(self, role: str) -> None:
         """Write down what a role holds now; more than its devices have is an error."""
-        if self.ledger is not None and role in self.parties:
-            self.ledger.write(role, self.parties[role].held_bytes())
+        if self.ledger is not None and role in self.roles:
+            self.ledger.write(role, self.roles[role].held_bytes())
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Turn:
 
 
 class SleepingEngines(Protocol):
-    """What an engine pool does for `EngineParty`; engines are awake as a whole when they have started."""
+    """What an engine pool does for `SharedEngines`; engines are awake as a whole when they have started."""
 
     def sleep(self) -> None: ...
     def wake(self, *, cache: bool) -> None: ...
@@ -91,8 +91,8 @@ class SleepingEngines(Protocol):
 
 
 @dataclass
-class EngineParty:
-    """Engines as a party: they sleep while another role has its turn, and wake as far as their next call needs.
+class SharedEngines:
+    """Engines that share GPUs: they sleep while another role has its turn, and wake as far as their next call needs.
 
     New weights are loaded before the cache returns, because the cache takes most of the memory.
     """

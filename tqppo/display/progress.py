@@ -91,7 +91,7 @@ class Progress:
             self.add(int(known.pop("step")), known)
 
     def restart_clock(self) -> None:
-        """Start measuring anew, after the steps of an earlier attempt were added."""
+        """Restart the measurement, after the steps of an earlier attempt were added."""
         self._started = self._stamp = time.monotonic()
         self._pace.clear()
         self._stages.clear()

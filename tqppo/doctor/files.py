@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tqppo import tables
+from tqppo.builtin import NO_FILE
 from tqppo.config.checks.registry import Context
 from tqppo.config.diagnostics import Diagnostic, in_order
 from tqppo.config.facts import named_models
@@ -14,8 +15,6 @@ from tqppo.data.files import missing
 
 if TYPE_CHECKING:
     from tqppo.config.compilation import Compilation
-
-NO_FILE = ("task:", "gym:", "hub:")
 
 
 def missing_files(compilation: Compilation) -> list[Diagnostic]:

@@ -45,7 +45,7 @@ def probe(
 ) -> list[Diagnostic]:
     """All problems at once. They concern the machine, not the config, and give exit code 4.
 
-    What was seen is told: rows and their lengths, the first prompt, the reward of its reference answer, and how far the
+    Reports what it saw: rows and their lengths, the first prompt, the reward of its reference answer, and how far the
     student is from its teachers. Without `starts_engines` the teachers are not tried: a run does that itself.
     """
     config = compilation.draft

@@ -33,7 +33,7 @@ AT_ONCE = 256  # sessions that play at a time, unless the config says fewer
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class QuestionRows:
     """Questions as a dataset: texts, or conversations so far."""
 
     questions: Sequence[str | list[Message]]
@@ -100,7 +100,7 @@ class ModelSessions:
 
     def prompts(self, questions: Sequence[str | list[Message]]) -> list[Prompt]:
         """Questions rendered like the prompts of the dataset."""
-        rendered = PromptSet(Given(questions), self.tokenizer, DataSpec.of(self.config.data), prefix="given")
+        rendered = PromptSet(QuestionRows(questions), self.tokenizer, DataSpec.of(self.config.data), prefix="given")
         return rendered.prompts([(0, index) for index in range(len(questions))])
 
     def answers(

@@ -26,7 +26,7 @@ class GroupLeftOut:
 
     @property
     def notice(self) -> str:
-        """Nothing: a metric counts these, and one line each would flood the screen."""
+        """Returns no notice: a metric counts these, and printing each would flood the screen."""
         return ""
 
 

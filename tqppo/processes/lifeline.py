@@ -28,7 +28,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
-SHARED = "/dev/shm/"
+SHARED = "/dev/shm/"  # `space.SHARED_MEMORY`; written again because this script imports nothing of tqppo
 LOOK_S, NUM_LOOKS = 1.0, 3  # after a change in shared memory, look this often for files of the command
 KILL_TIMEOUT_S = 10.0  # a process in an uninterruptible system call ignores SIGKILL until the call returns
 DISMISSED = "dismissed"

@@ -141,7 +141,7 @@ class AsyncQueue:
             try:
                 await self._compact(block)
             except QueueError as error:  # the rows are gone all the same
-                log.warning("part of a block is not freed before its other rows are cleared: %s", error)
+                log.warning("part of a block stays allocated until its other rows are cleared: %s", error)
 
     async def stats(self) -> Stats:
         """See `Queue.stats`."""

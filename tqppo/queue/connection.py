@@ -87,5 +87,5 @@ def _end(owner: int, link: Link, storage: Storage) -> None:
     try:
         link.close()
     except QueueError as error:
-        log.warning("the queue ends without its index: %s", error)
+        log.warning("the queue's index did not answer while the queue was closed: %s", error)
     run(storage.close())  # removes what a dead index could not

@@ -92,7 +92,7 @@ class BatchMeta:
                 raise QueueError(f"batches of partitions {first.partition!r} and {other.partition!r} cannot be joined")
             if set(other.columns) != set(first.columns):
                 odd = sorted(set(other.columns) ^ set(first.columns))
-                raise QueueError(f"batches cannot be joined: columns {odd} are on some of them only")
+                raise QueueError(f"batches cannot be joined: only some of them have the columns {odd}")
         keys = tuple(key for part in full for key in part.keys)
         tags = tuple(tag for part in full for tag in part.tags)
         return replace(first, keys=keys, tags=tags, cursor=min(part.cursor for part in full))
@@ -128,7 +128,7 @@ def plain_tags(keys: Sequence[str], tags: Sequence[Tags]) -> list[TagDict]:
     """Tags as they come back from JSON, in which they travel and are saved."""
     odd = [key for key, tag in zip(keys, tags, strict=True) if not isinstance(tag, Mapping)]
     if odd:
-        raise QueueError(f"the tags of a row are names and values; those of {shorten(odd)} are not")
+        raise QueueError(f"the tags of a row must be a dict of names and values; those of {shorten(odd)} are not")
     try:
         return plain([dict(tag) for tag in tags])
     except QueueError:
@@ -136,7 +136,7 @@ def plain_tags(keys: Sequence[str], tags: Sequence[Tags]) -> list[TagDict]:
             try:
                 plain(tag)
             except QueueError as error:
-                raise QueueError(f"the tags of row {key!r} are no JSON: {error}") from None
+                raise QueueError(f"the tags of row {key!r} are not JSON: {error}") from None
         raise
 
 
@@ -147,7 +147,7 @@ def plain(value: T) -> T:
     except (TypeError, ValueError) as error:
         raise QueueError(str(error)) from None
     if _NUL_NAME.search(text):
-        raise QueueError("a name may not begin with NUL")  # reserved for values that are encoded beside tags
+        raise QueueError("a name may not begin with NUL")  # reserved for values that are encoded in addition to tags
     return cast(T, json.loads(text))
 
 

@@ -35,7 +35,7 @@ class BlockFile(TypedDict):
 
 
 class SnapshotState(TypedDict):
-    """What the JSON file holds, beside a checksum of it."""
+    """What the JSON file holds, in addition to its checksum."""
 
     format: int
     tables: dict[str, TableDump]
@@ -43,9 +43,9 @@ class SnapshotState(TypedDict):
 
 
 async def save(folder: Path, connection: Connection) -> None:
-    """Write a snapshot. Rows may come and go meanwhile; the snapshot is of the moment when it begins."""
+    """Write a snapshot of the queue as it is when the call begins, even if rows come and go while it is written."""
     if (folder / INDEX).exists():
-        raise CheckpointError(f"{folder} holds a snapshot of a queue already")
+        raise CheckpointError(f"{folder} already holds a snapshot of a queue")
     folder.mkdir(parents=True, exist_ok=True)
     storage = await connection.storage()
     dump = await connection.call(Snapshots.dump)()
@@ -62,12 +62,12 @@ def _checksum(state: SnapshotState) -> int:
 
 
 async def _save_blocks(folder: Path, blocks: Mapping[int, Locator], storage: Storage) -> dict[str, BlockFile]:
-    """Write one file per block, which the index has pinned meanwhile."""
+    """Write one file per block, which the index keeps pinned until this is done."""
     files: dict[str, BlockFile] = {}
     for number, locator in blocks.items():
         (view,) = await storage.read([locator], None)
         if view is None:
-            raise DataLost(f"a block of {locator.num_bytes:,} bytes is not on node {locator.node} any more")
+            raise DataLost(f"a block of {locator.num_bytes:,} bytes is no longer on node {locator.node}")
         name = f"block_{number:06d}.tqb"
         pieces = _pieces(view)
         checksum = 0

@@ -28,7 +28,7 @@ class Assignment:
 
     @property
     def batch(self) -> str:
-        """The name under which a deterministic engine knows the sessions of this step."""
+        """The batch id that a deterministic engine uses for the sessions of this step."""
         return f"{self.seed}-{self.partition}-{self.step}"
 
     def session_parts(self, uid: str, session: int) -> tuple[int | str, ...]:

@@ -109,10 +109,10 @@ def find_environment(name: str) -> Callable[..., Environment]:
         _check_skyrl(name.removeprefix(SKYRL))
         return partial(SkyrlEnvironment, name.removeprefix(SKYRL))
     if ":" not in name:
-        raise ConfigError(f"rollout.agent_args.environment {name!r} is none of skyrl:NAME, module:Class, file.py:Class")
+        raise ConfigError(f"rollout.agent_args.environment {name!r} is not skyrl:NAME, module:Class or file.py:Class")
     found = _imported(name)
     if not isinstance(found, type) or not callable(getattr(found, "step", None)):
-        raise ConfigError(f"rollout.agent_args.environment {name!r} is no class with a method `step(action)`")
+        raise ConfigError(f"rollout.agent_args.environment {name!r} is not a class with a method `step(action)`")
     return cast("type[Environment]", found)
 
 

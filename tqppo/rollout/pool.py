@@ -12,7 +12,7 @@ from ray.actor import ActorProxy
 
 from tqppo.data.prompts import Prompt
 from tqppo.devices.seats import Seat
-from tqppo.devices.turns import EngineParty, Turn
+from tqppo.devices.turns import SharedEngines, Turn
 from tqppo.engines.capabilities import capabilities_of
 from tqppo.errors import EngineError
 from tqppo.processes.ray_calls import call, close_all, results
@@ -53,7 +53,7 @@ class RolloutPool:
         self.queue = queue
         self.timeout_s = timeout_s
         self.has_teachers = False
-        self.party = EngineParty(self, turn)
+        self.shared_engines = SharedEngines(self, turn)
         self.device_bytes = device_bytes  # of one device; 0: not known
         self.workers: list[ActorProxy[RolloutWorker]] = []
         self.nodes: list[str] = []  # Ray's node id of each worker
@@ -83,7 +83,7 @@ class RolloutPool:
 
     def generate(self, prompts: Sequence[tuple[int, Prompt]], task: Assignment) -> RolloutReport:
         """Sample these (order, prompt) pairs; returns when every group is in the queue."""
-        self.party.be_awake()
+        self.shared_engines.be_awake()
         uids = [prompt.uid for _, prompt in prompts]
         dispatcher: Dispatcher[tuple[int, Prompt], RolloutReport] = Dispatcher(
             start=lambda replica, share: call(self.workers[replica], RolloutWorker.generate, share, task),
@@ -110,15 +110,15 @@ class RolloutPool:
 
         Engines that slept get the new weights before their cache, which needs most of the memory.
         """
-        self.party.be_awake(cache=False)
-        at_once = probe if self.party.is_wholly_awake else None  # a second call to each engine is saved
+        self.shared_engines.be_awake(cache=False)
+        at_once = probe if self.shared_engines.is_wholly_awake else None  # a second call to each engine is saved
         calls = [
             call(worker, RolloutWorker.load_weights, self._source_for(source, spec, node), at_once)
             for worker, spec, node in zip(self.workers, self.specs, self.nodes, strict=True)
         ]
         found = results(calls, self.timeout_s, f"loading weights of version {source.version}", died=EngineError)
         if probe is not None and at_once is None:
-            self.party.be_awake()
+            self.shared_engines.be_awake()
             checks = [call(worker, RolloutWorker.verify, probe) for worker in self.workers]
             found = results(checks, self.timeout_s, "comparing the engines with the trainer", died=EngineError)
         return None if probe is None else max(found)

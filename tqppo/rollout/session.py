@@ -103,7 +103,7 @@ class Session:
         """A session of a sub-agent, with the same sampling and seeds that follow from its name."""
         path = "/".join(map(str, (*self.seed_parts[5:], name)))
         if path in self.record.children:
-            raise ValueError(f"this session has a child called {path!r} already")
+            raise ValueError(f"this session already has a child called {path!r}")
         self.record.children.add(path)
         order = (*self.order, counter_seed(name))  # after the parent's turns, and the same whichever child comes first
         return replace(self, seed_parts=(*self.seed_parts, name), order=order, turn=0)

@@ -63,7 +63,7 @@ class ChatTemplate:
             )
         except (TemplateError, TypeError, ValueError, KeyError) as error:
             roles = ", ".join(str(message["role"]) for message in messages)
-            raise TemplateRefused(f"the chat template refuses messages of the roles {roles}: {error}") from error
+            raise TemplateRefused(f"the chat template rejects messages with the roles {roles}: {error}") from error
 
     def opening(self, messages: Sequence[Message], *, tools: Sequence[Schema] = ()) -> str:
         """What the template writes into the assistant's turn before the model speaks, such as `<think>`."""

@@ -1,6 +1,6 @@
 """The turns of trajectories as columns: where each ends, what it earned, and the state that it began in.
 
-The writer puts them beside the rows of runs that credit turns; the worker checks what an agent loop gave.
+The writer adds them to the rows of runs that credit turns; the worker checks what an agent loop gave.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tqppo.config import facts
 from tqppo.config.sections import Config
 from tqppo.config.show.export import flat
 from tqppo.devices.fake_gpus import fake_gpus
@@ -123,7 +124,7 @@ class Attempt:
                         num_gpus=fake.count if fake else None,
                         object_store_bytes=self._object_store_bytes(),
                         logs=logs,
-                        meanwhile=lambda: import_module("tqppo.run.build"),  # with torch and transformers: seconds
+                        while_starting=lambda: import_module("tqppo.run.build"),  # with torch and transformers: seconds
                     )
                 )
             stop.listen_again()
@@ -146,7 +147,7 @@ class Attempt:
         return code
 
     def _object_store_bytes(self) -> int:
-        return int(self.config.storage.budget_gb * 2**30) if self.config.storage.backend == "ray" else 0
+        return facts.storage_budget_bytes(self.config) if self.config.storage.backend == "ray" else 0
 
     def _build(self, logs: Path, stack: ExitStack) -> LiveRun:
         from tqppo.run.build import build

@@ -44,7 +44,7 @@ def what_changes(folder: RunFolder, step: int, changed: Sequence[str]) -> str:
     listed = "\n".join(changed)
     return (
         f"a new run from the weights of step {step} of {folder.name}. It does not continue that run exactly: the "
-        "optimizer, the learning-rate schedule, the order of the data, random numbers and a critic start anew.\n"
+        "optimizer, the learning-rate schedule, the order of the data, random numbers and a critic start over.\n"
         f"Changed settings:\n{listed}"
     )
 

@@ -16,10 +16,10 @@ import numpy as np
 import ray
 from transformers import AutoTokenizer
 
+from tqppo.builtin import is_procedural
 from tqppo.config import facts
-from tqppo.config.plan.memory import BYTES
+from tqppo.config.plan.memory import weight_bytes
 from tqppo.config.sections import Config
-from tqppo.data.dataset import is_procedural
 from tqppo.data.prompts import DataSpec, Demonstration, Prompt, Sampler, demonstrations, for_validation
 from tqppo.data.prompts import load as load_prompts
 from tqppo.devices.seats import Seat
@@ -153,7 +153,7 @@ def eos_tokens(tokenizer: Any) -> tuple[int, ...]:
 def make_queue(config: Config, stack: ExitStack) -> Queue:
     storage = config.storage
     queue = Queue.create(
-        storage.backend, budget_bytes=int(storage.budget_gb * 2**30), timeout_s=storage.timeout_s, dir=storage.dir
+        storage.backend, budget_bytes=facts.storage_budget_bytes(config), timeout_s=storage.timeout_s, dir=storage.dir
     )
     stack.callback(queue.close)
     return queue
@@ -163,7 +163,7 @@ def model_bytes(config: Config, model: str) -> int:
     """The size of one published version: by the model's shape, or else by its files; 0 if neither is known."""
     shape = facts.model_shape(config)
     if shape is not None:
-        return shape.parameters * BYTES[facts.compute_dtype(config)]
+        return weight_bytes(shape, facts.compute_dtype(config))
     return sum(file.stat().st_size for file in Path(model).glob("*.safetensors"))
 
 

@@ -237,7 +237,7 @@ def open_checkpoint(folder: Path, run_files: Iterable[str] = ()) -> Checkpoint:
         )
     if surplus := set(run_files) - manifest.run_files.keys():
         raise CheckpointError(
-            f"{folder.resolve().parent.parent / min(surplus)} is not in {folder / MANIFEST}: the list is not whole"
+            f"{folder.resolve().parent.parent / min(surplus)} is not in {folder / MANIFEST}: the list is incomplete"
         )
     for base, files in ((folder, manifest.files), (folder.resolve().parent.parent, manifest.run_files)):
         for name, expected in files.items():
@@ -318,7 +318,7 @@ def find_run(checkpoint: str, runs: Path) -> tuple[Path, Path | None]:
         return path.resolve().parent.parent, path
     for candidate in (path, runs / checkpoint, *([path.parent.parent] if _is_step(path) else [])):
         if (candidate / "checkpoints").is_dir():
-            raise CheckpointError(f"{candidate / CONFIG} is missing, without which the run cannot go on")
+            raise CheckpointError(f"{candidate / CONFIG} is missing; the run cannot continue without it")
     names = ", ".join(sorted(run.name for run in _runs(runs))[-8:]) or "none"
     raise CheckpointError(f"{checkpoint!r} is neither a checkpoint nor a run; runs in {runs}/: {names}")
 

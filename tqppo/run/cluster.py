@@ -39,11 +39,11 @@ def ray_cluster(
     object_store_bytes: int,
     logs: Path,
     num_gpus: int | None = None,
-    meanwhile: Callable[[], object] = lambda: None,
+    while_starting: Callable[[], object] = lambda: None,
 ) -> Iterator[None]:
     """Connect to `address`, or start a private Ray whose logs end up in `logs`. Ray looks for GPUs unless told.
 
-    `meanwhile` runs in a thread while a private Ray's processes start: this process only waits for them.
+    `while_starting` runs in a thread while a private Ray's processes start: this process only waits for them.
     """
     _quiet()
     if address:
@@ -52,7 +52,7 @@ def ray_cluster(
     else:
         size = {"num_cpus": max(1, round(num_cpus)), "num_gpus": num_gpus}
         size["object_store_memory"] = max(object_store_bytes, OBJECT_STORE_BYTES)
-        with _private(size, logs, meanwhile):
+        with _private(size, logs, while_starting):
             yield
 
 
@@ -72,7 +72,7 @@ def _connected(address: str) -> Iterator[None]:
 
 
 @contextmanager
-def _private(size: Mapping[str, int | None], logs: Path, meanwhile: Callable[[], object]) -> Iterator[None]:
+def _private(size: Mapping[str, int | None], logs: Path, while_starting: Callable[[], object]) -> Iterator[None]:
     import ray
 
     parent = Path(tempfile.gettempdir())
@@ -83,7 +83,7 @@ def _private(size: Mapping[str, int | None], logs: Path, meanwhile: Callable[[],
     start = partial(ray.init, "local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     try:
         with ThreadPoolExecutor(1) as other_thread:
-            other_thread.submit(meanwhile)
+            other_thread.submit(while_starting)
             start_patiently(partial(start, _temp_dir=folder, **size))
         watcher.watch(descendants(os.getpid()))
         yield

@@ -23,6 +23,7 @@ from tqppo.rollout.teachers.worker import TeacherSpec
 from tqppo.rollout.worker import RolloutSpec
 from tqppo.tiny.prepare import TinyModelSpec
 from tqppo.tiny.teachers import TeacherRecipe
+from tqppo.units import GIB
 from tqppo.workers.estimator import EstimatorSpec
 from tqppo.workers.specs import (
     DistillSpec,
@@ -35,7 +36,9 @@ from tqppo.workers.specs import (
 )
 from tqppo.workers.warm_start import WarmStartSpec
 
-TEACHER_TOLERANCE = 1e-3  # of a teacher's mean log-probabilities in float32; smaller types and servers elsewhere: 0.05
+# How far the mean log-probability of a teacher may differ between two scorings of the same tokens.
+TEACHER_TOLERANCE = 1e-3  # in float32
+ROUGH_TEACHER_TOLERANCE = 0.05  # in smaller types, and of servers elsewhere
 
 Options = TypeVar("Options", bound="DataclassInstance")
 
@@ -253,6 +256,7 @@ def _teacher_setup(config: Config, paths: RunPaths, name: str, vocabulary: int) 
     """One teacher: its replicas get the values of its own section, and nothing else."""
     teacher, distillation, features = config.teachers[name], config.distillation, facts.features(config)
     able = capabilities_of(teacher.backend)
+    is_exact = facts.compute_dtype(config) == "float32" and not teacher.endpoints
     return TeacherSetup(
         spec=TeacherSpec(
             name=name,
@@ -263,7 +267,7 @@ def _teacher_setup(config: Config, paths: RunPaths, name: str, vocabulary: int) 
             hidden_dtype=facts.compute_dtype(config),
             vocabulary=vocabulary,
             cache_path=str((paths.scores / f"{name}.sqlite").resolve()),
-            cache_bytes=int(distillation.cache_gb * 2**30),
+            cache_bytes=int(distillation.cache_gb * GIB),
         ),
         replicas=teacher.replicas,
         endpoints=tuple(teacher.endpoints),
@@ -272,7 +276,7 @@ def _teacher_setup(config: Config, paths: RunPaths, name: str, vocabulary: int) 
         is_deterministic=config.run.deterministic and able is not None and able.deterministic,
         timeout_s=distillation.timeout_s,
         retries=distillation.retries,
-        tolerance=TEACHER_TOLERANCE if facts.compute_dtype(config) == "float32" and not teacher.endpoints else 0.05,
+        tolerance=TEACHER_TOLERANCE if is_exact else ROUGH_TEACHER_TOLERANCE,
     )
 
 

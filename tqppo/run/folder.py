@@ -98,14 +98,14 @@ class RunFolder:
             self.path.is_dir() and {each.name for each in self.path.iterdir()} <= {LOCK, "logs", "events.jsonl"}
         )
         if not is_run:
-            raise UsageError(f"{self.path} is there already and is no run. Choose another run.name")
+            raise UsageError(f"{self.path} already exists and is not a run's folder. Choose another run.name")
         steps = self.trained_steps
         if overwrite or not (steps or self.export.is_dir()):
             return
-        way_on = f"Go on with it: `tqppo resume {self.name}`" if self.is_saved else "It has no checkpoint"
+        way_on = f"Continue it: `tqppo resume {self.name}`" if self.is_saved else "It has no checkpoint"
         longer = f"Train it longer: `tqppo resume {self.name} --max-steps {steps * 2}`"
         raise UsageError(
-            f"there is a run at {self.path} already, with {steps} steps. "
+            f"there is already a run at {self.path}, with {steps} steps. "
             f"{longer if self.exported.step == steps else way_on}; replace it: --overwrite; or choose another --name"
         )
 
@@ -147,7 +147,7 @@ def new_run(runs: Path, name: str, *, preset: str, model: str, overwrite: bool =
     The folder may hold files of such a run; `RunFolder.clear` removes them once the run is locked.
     """
     if name and not is_folder_name(name):
-        raise UsageError(f"{name!r} cannot be the name of a run: it is a folder's, of {FOLDER_NAMES}")
+        raise UsageError(f"{name!r} cannot be the name of a run: it names a folder, so use {FOLDER_NAMES}")
     made = f"{_slug(preset or 'run')}-{_slug(Path(model).name)}-{time.strftime('%m%d-%H%M%S')}"
     chosen = name or unused_name(runs, made)
     folder = RunFolder(runs / chosen)

@@ -123,7 +123,7 @@ class RunLock:
         if not is_same_file or holder is None or holder.token != self._token:
             raise LockLost(
                 f"{self.path.parent} was taken over by {holder or 'another process'} while this process was stopped or "
-                "had lost the file system; this process ends without writing to it"
+                "could not reach the file system; this process ends without writing to it"
             )
 
     def leave_to_parent(self) -> None:
@@ -138,15 +138,15 @@ class RunLock:
             if error.errno in space.FULL:
                 raise space.out_of_space(self.path.parent, 0, error) from error
             raise PreflightError(
-                f"{self.path} cannot be opened for writing: {error.strerror}. To go on with a run, its folder must be "
-                "writable: copy it to a place where it is"
+                f"{self.path} cannot be opened for writing: {error.strerror}. To continue a run, its folder must be "
+                "writable: copy it to a place where you may write"
             ) from None
         try:
             with space.explained(self.path.parent, 0):
                 self._take(descriptor)
         except FileNotFoundError:
             os.close(descriptor)
-            raise PreflightError(f"{self.path.parent} was deleted by another process at this moment") from None
+            raise PreflightError(f"another process has just deleted {self.path.parent}") from None
         except BaseException:
             os.close(descriptor)
             raise
@@ -209,7 +209,7 @@ class RunLock:
     def _written(self, ours: int) -> tuple[Holder | None, bool]:
         """The holder by the lock file that has the name now, and whether that is the open file `ours`.
 
-        Opened anew: a network file system shows what others have written when a file is opened.
+        Opens the file again: a network file system shows other machines' writes only to files opened after them.
         """
         descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:

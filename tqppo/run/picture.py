@@ -25,7 +25,7 @@ def progress_of(run: RunFolder) -> Progress:
     """The run's progress as its panel showed it last. The time is the sum of its steps."""
     lines = metrics_files.read(run.metrics) if run.metrics.is_file() else []
     if not any(line["step"] for line in lines):
-        raise UsageError(f"{run.path} has no panel yet: it did no step")
+        raise UsageError(f"{run.path} has no panel yet: it has not completed a step")
     about = [setting(run, name) for name in ("mode", "model.path", "rollout.backend")]
     steps = setting(run, "run.max_steps")
     progress = Progress(run.name, subtitle=subtitle(*map(str, about)), max_steps=steps if isinstance(steps, int) else 0)

@@ -25,7 +25,7 @@ RESERVE_TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
-class Shares:
+class ProcessReservation:
     """What Ray counts for one process. Roles that take turns count for a fraction each, so that all fit at once."""
 
     cpus: float
@@ -34,14 +34,14 @@ class Shares:
     teacher_gpus: float
 
 
-def process_shares(config: Config, placement: Placement) -> Shares:
+def process_reservation(config: Config, placement: Placement) -> ProcessReservation:
     cluster, teachers = config.cluster, config.teachers if facts.has_teachers(config) else {}
     sharing = len(facts.roles(config)) if cluster.colocate else 1
     pool_has_gpus = bool(config.distillation.gpus_per_node)
     # Teachers without GPUs share the cores with all other roles: they score while the student samples.
     guests = 0 if pool_has_gpus or not cluster.colocate else sum(each.replicas for each in teachers.values())
     cpus = cluster.cpus_per_worker / (sharing + guests)
-    return Shares(
+    return ProcessReservation(
         cpus=cpus,
         gpus=1.0 / placement.most_roles_on_a_device if cluster.gpus_per_node else 0.0,
         teacher_cpus=cpus if guests else cluster.cpus_per_worker,
@@ -61,19 +61,19 @@ class Demand:
 def demands(config: Config) -> list[Demand]:
     """What the processes without a GPU reserve, and for each GPU the processes that take turns on it."""
     placement = placement_of(config)
-    shares = process_shares(config, placement)
+    reservation = process_reservation(config, placement)
     found = [Demand("GPUs", len(placement.devices), config.cluster.cpus_per_worker)] if placement.devices else []
     for role, seats in placement.roles.items():
         if count := sum(not seat for seat in seats):
-            found.append(Demand(role, count, _cpus(config, shares, role)))
+            found.append(Demand(role, count, _cpus(config, reservation, role)))
     return found
 
 
-def _cpus(config: Config, shares: Shares, role: str) -> float:
+def _cpus(config: Config, reservation: ProcessReservation, role: str) -> float:
     """The CPUs of one process; one that attaches to a server only passes tokens on."""
     if not role.startswith(TEACHER):
-        return shares.cpus
-    return 0.0 if config.teachers[role.removeprefix(TEACHER)].endpoints else shares.teacher_cpus
+        return reservation.cpus
+    return 0.0 if config.teachers[role.removeprefix(TEACHER)].endpoints else reservation.teacher_cpus
 
 
 def check_resources(config: Config, nodes: Sequence[Mapping[str, float]]) -> None:
@@ -97,7 +97,7 @@ def _too_few_nodes(config: Config, count: int) -> str:
 def _too_few_cpus(found: Sequence[Demand], available: float) -> str:
     asked = [demand for demand in found if demand.cpus > 0]
     total = sum(demand.processes * demand.cpus for demand in asked)
-    if total <= available + 1e-6:  # shares rarely add up to exactly 1
+    if total <= available + 1e-6:  # fractions rarely add up to exactly 1
         return ""
     terms = " + ".join(f"{demand.role} {demand.processes} × {demand.cpus:g}" for demand in asked)
     return (
@@ -143,7 +143,7 @@ class Seating:
     """The seat of every process on this cluster."""
 
     seats: Mapping[str, Sequence[Seat]]
-    home: Seat = NO_CPU  # on the machine of the trainer's first GPU, for processes beside the data
+    home: Seat = NO_CPU  # on the machine of the trainer's first GPU, for processes that read many columns
     num_unused: int = 0  # GPUs of the cluster that the plan does not use
     groups: list[PlacementGroup] = field(default_factory=list)
 
@@ -237,14 +237,14 @@ def _seats(
     config: Config, placement: Placement, bundles: Mapping[Device, Bundle], *, fake: bool
 ) -> dict[str, list[Seat]]:
     """A process of several GPUs sits in the bundle of its first; no other process counts on the rest of them."""
-    shares = process_shares(config, placement)
+    reservation = process_reservation(config, placement)
     spread: SchedulingStrategyT = "SPREAD" if config.cluster.nodes > 1 else "DEFAULT"
 
     def seat(role: str, devices: Sequence[Device]) -> Seat:
-        cpus = _cpus(config, shares, role)
+        cpus = _cpus(config, reservation, role)
         if not devices:
             return Seat(cpus, strategy=spread)
-        first, gpus = bundles[devices[0]], shares.teacher_gpus if role.startswith(TEACHER) else shares.gpus
+        first, gpus = bundles[devices[0]], reservation.teacher_gpus if role.startswith(TEACHER) else reservation.gpus
         ids = tuple(bundles[device].cuda_index for device in devices)
         if any(bundles[device].machine != first.machine for device in devices):
             raise PreflightError(f"a replica of {role} would span machines; tqppo starts an engine on one machine only")

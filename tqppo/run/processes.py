@@ -145,7 +145,7 @@ class ProcessStarter:
 
     def pool_ready(self, pool: RolloutPool) -> None:
         pool.ready()
-        self.turns.join("rollout", pool.party)
+        self.turns.join("rollout", pool.shared_engines)
         self.turns.count("rollout")
 
     def teachers(self, vocabulary: int) -> TeacherPool | None:
@@ -162,6 +162,6 @@ class ProcessStarter:
         return teachers
 
     def estimator(self) -> RemoteEstimator:
-        """Beside the trainer's first GPU, whose node has most of the columns that it reads."""
+        """Start the estimator on the node of the trainer's first GPU, which has most of the columns that it reads."""
         spec, timeout_s = configure.estimator_spec(self.config, self.paths), self.config.storage.timeout_s + 60
         return RemoteEstimator(spec, self.queue, timeout_s=timeout_s, seat=self.seating.home)

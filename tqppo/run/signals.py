@@ -47,7 +47,7 @@ class StopRequest:
             signal.signal(number, signal.SIG_IGN)
 
     def _listen(self) -> dict[int, Any]:
-        """Only the main thread gets signals; a run in another thread is ended by its process."""
+        """Install the handlers if this is the main thread; other threads receive no signals."""
         return {number: signal.signal(number, self._receive) for number in SIGNALS} if _is_main_thread() else {}
 
     def _receive(self, number: int, frame: FrameType | None) -> None:

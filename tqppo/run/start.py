@@ -178,7 +178,7 @@ def resumed_config(folder: RunFolder, overrides: list[str]) -> Config:
     if refused:
         changes = "\n".join(refused)
         raise CheckpointError(
-            f"a resumed run must compute what it would have computed; these settings would change that:\n{changes}\n"
+            f"a resumed run must give the results of an unbroken one; these settings would change them:\n{changes}\n"
             f"These may change: {', '.join(key.rstrip('.') for key in MAY_CHANGE)}. For anything else start "
             "a new run, or fork this one: --fork NAME starts from its weights with other settings"
         )

@@ -151,10 +151,3 @@ def age(started: float, now: float | None = None) -> str:
         if seconds >= length:
             return f"{int(seconds // length)} {unit}"
     return f"{int(seconds)} s"
-
-
-def size(num_bytes: int) -> str:
-    for unit, length in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if num_bytes >= length:
-            return f"{num_bytes / length:.1f} {unit}"
-    return f"{num_bytes} B"

@@ -11,6 +11,7 @@ from pathlib import Path
 import ray
 
 from tqppo import space
+from tqppo.builtin import TASK
 from tqppo.config import facts
 from tqppo.config.sections import Config
 from tqppo.data.prompts import DataSpec, demonstrations
@@ -48,7 +49,7 @@ def prepare_teachers(config: Config, student: str, work: Path, announce: Announc
 
 def task_rows(config: Config, task: str) -> TaskSplit:
     """The problems that a teacher learns from; the same in every run, so that all seeds have the same teacher."""
-    spec = replace(DataSpec.of(config.data), train=f"{facts.TASK}{task}", size=TEACHER_PROBLEMS)
+    spec = replace(DataSpec.of(config.data), train=f"{TASK}{task}", size=TEACHER_PROBLEMS)
     opened = partial(demonstrations, spec, seed=0)
     return TaskSplit(training=opened, held_out=partial(opened, held_out=True))
 

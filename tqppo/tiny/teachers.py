@@ -29,7 +29,7 @@ from tqppo.tiny.warm_start import IGNORED, Demonstrations, batch, quiet_on_one_t
 
 MARKER = "tqppo_teacher.json"  # written last: a folder without it is not a finished teacher
 HELD_OUT_PROBLEMS = 512
-METHOD = 1  # counts changes of the training that no field of the recipe shows, so that cached teachers are made anew
+METHOD = 1  # counts changes of the training that no field of the recipe shows, so that cached teachers are retrained
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +107,11 @@ def _place(folder: Path, task: str, made_from: dict[str, object]) -> Path:
     return folder / f"{task}-{digest}"
 
 
-def accuracy_of(teacher: str | Path) -> float:
-    """The share of held-out problems that a finished teacher solves greedily, as measured when it was made."""
-    return float(json.loads((Path(teacher) / MARKER).read_text())["accuracy"])
-
-
 def _made_from(task: str, recipe: TeacherRecipe, training: Demonstrations) -> dict[str, object]:
-    """All that decides the teacher. The first problems stand for the task's arguments, its code and the rendering."""
+    """Everything that determines the teacher's weights.
+
+    The first problems stand for the task's arguments, its code and the rendering.
+    """
     first = hashlib.sha256(json.dumps([training[i] for i in range(min(8, len(training)))]).encode()).hexdigest()
     versions = {name: version(name) for name in ("torch", "transformers")}
     return {

@@ -1,4 +1,4 @@
-"""PPO with a critic: advantages by GAE, the value function trained beside the policy. One step, top to bottom.
+"""PPO with a critic: advantages by GAE, the value function trained along with the policy. One step, top to bottom.
 
 `batch` holds names only: keys, tags, and which columns exist. Tensors stay in the queue, in the memory of the node that
 made them; each stage reads its columns there, on its own workers, and puts new ones back.

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import torch
 from safetensors import safe_open
@@ -171,14 +172,8 @@ class MappedFile:
         """Raises OSError if the file cannot be mapped, ValueError if it is not a safetensors file."""
         with path.open("rb") as file:
             status = os.fstat(file.fileno())
+            header, places = read_header(file)
             content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        header = content[8 : 8 + int.from_bytes(content[:8], "little")]
-        try:
-            places = read_header(header)
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"its header is not understood: {error!r}") from error
-        if any(place.end > len(content) for place in places.values()):
-            raise ValueError("it is shorter than its header says")
         return cls((status.st_dev, status.st_ino, status.st_size), header, content, places)
 
     def tensor(self, name: str) -> Tensor:
@@ -194,8 +189,24 @@ class MappedFile:
             return torch.frombuffer(self.content, dtype=torch.uint8, count=end - begin, offset=begin)
 
 
-def read_header(header: bytes) -> dict[str, Place]:
-    """The tensors of a file by name, in the order of their bytes."""
+def read_header(file: BinaryIO) -> tuple[bytes, dict[str, Place]]:
+    """The header of an open safetensors file, and its tensors by name, in the order of their bytes.
+
+    Raises ValueError if the header is damaged, has an unknown dtype, or says that the file is longer than it is.
+    """
+    num_bytes = os.fstat(file.fileno()).st_size
+    length = int.from_bytes(file.read(8), "little")
+    header = file.read(min(length, num_bytes))  # a damaged length may be larger than the memory
+    try:
+        places = _places(header)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"its header is not understood: {error!r}") from error
+    if any(place.end > num_bytes for place in places.values()):
+        raise ValueError("it is shorter than its header says")
+    return header, places
+
+
+def _places(header: bytes) -> dict[str, Place]:
     start = 8 + len(header)
     described = {name: each for name, each in json.loads(header).items() if name != "__metadata__"}
     places = {

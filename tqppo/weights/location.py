@@ -15,6 +15,7 @@ from pathlib import Path
 from tqppo.errors import PreflightError
 from tqppo.processes.reaper import reap
 from tqppo.space import SHARED_MEMORY
+from tqppo.units import size
 
 PREFIX = "tqppo-weights-"
 VERSIONS = 2  # that are there at once: engines may still read the one before the newest
@@ -33,16 +34,12 @@ def parent(model_bytes: int = 0) -> Path:
     for place in parents():
         if shutil.disk_usage(place).free >= needed:
             return place
-    free = ", ".join(f"{place} has {_size(shutil.disk_usage(place).free)}" for place in parents())
+    free = ", ".join(f"{place} has {size(shutil.disk_usage(place).free)}" for place in parents())
     raise PreflightError(
-        f"published weights need {_size(needed)} ({VERSIONS} versions of {_size(model_bytes)}), and there is no room: "
+        f"published weights need {size(needed)} ({VERSIONS} versions of {size(model_bytes)}), and there is no room: "
         f"{free or 'no folder can be written'}\n  enlarge shared memory (of a container: --shm-size), or set TMPDIR to "
         "a folder with room"
     )
-
-
-def _size(num_bytes: int) -> str:
-    return f"{num_bytes / 2**30:.1f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.1f} MiB"
 
 
 def new_folder(model_bytes: int = 0) -> Path:

@@ -74,7 +74,7 @@ class DistillSpec:
 
     loss: str = "k3"
     update: str = "supervised"  # or policy_gradient
-    coef: float = 1.0  # beside a policy loss; without one the term counts whole
+    coef: float = 1.0  # in addition to a policy loss; without one the term counts whole
     loss_max: float = 0.0  # clamp per token; 0: off
     logprob_min: float = 0.0  # lower clamp of log-probabilities; 0: off
     options: PolicyOptions = field(default_factory=PolicyOptions)  # clipping, with policy_gradient

@@ -1,4 +1,4 @@
-"""The policy that learns from teachers: its loss is the divergence from them, beside the policy loss or alone."""
+"""The policy that learns from teachers: its loss is the divergence from them, alone or added to the policy loss."""
 
 from __future__ import annotations
 

@@ -12,11 +12,12 @@ from tqppo.config.checks.registry import Context
 from tqppo.config.compile import compile_config
 from tqppo.config.diagnostics import Diagnostic
 from tqppo.config.plan import machine
-from tqppo.config.plan.budget import GIB, make_budget
+from tqppo.config.plan.budget import make_budget
 from tqppo.config.plan.machine import Machine, this_machine
 from tqppo.config.plan.memory import total
 from tqppo.config.plan.remedies import changed
 from tqppo.errors import PreflightError
+from tqppo.units import GIB
 
 LARGE = Machine(memory=4096 * GIB, shared=1024 * GIB, disk=8192 * GIB, gpu=80 * GIB)
 ON_CPU = ("cluster.gpus_per_node=0", "cluster.gpu_memory_gb=0", "rollout.tensor_parallel=1", "rollout.replicas=1")

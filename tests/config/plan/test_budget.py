@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from tqppo.config.compile import compile_config
-from tqppo.config.plan.budget import ASLEEP, DEVICE_CONTEXT, GIB, INTERPRETER, SERVERS, MemoryBudget, make_budget
+from tqppo.config.plan.budget import ASLEEP, DEVICE_CONTEXT, INTERPRETER, SERVERS, MemoryBudget, make_budget
 from tqppo.config.plan.budget_text import budget_text
 from tqppo.config.plan.memory import total
 from tqppo.config.plan.roles import planned_roles
 from tqppo.config.sections import Config
+from tqppo.units import GIB
 
 N = 7_615_487_488
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tqppo.config.plan.memory import Training, size, total, training_memory
+from tqppo.config.plan.memory import Training, total, training_memory
 from tqppo.config.plan.shapes import shape_of
+from tqppo.units import size
 
 HERE = Path(__file__).parent
 TRACKED = json.loads((HERE / "tracked.json").read_text())

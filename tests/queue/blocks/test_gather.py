@@ -113,7 +113,7 @@ def test_a_block_is_aligned_and_describes_itself() -> None:
     assert all(start % ALIGN == 0 for start, _ in block.pieces)
     assert parse(block.flat()) == block.layout
     assert Block.of(block.flat()).renamed().layout.fields == block.layout.fields
-    with pytest.raises(QueueError, match="do not begin like a block"):
+    with pytest.raises(QueueError, match="do not start with the header of a block"):
         parse(b"\0" * 100)
     with pytest.raises(QueueError, match="too few"):
         parse(b"TQ")

@@ -107,8 +107,8 @@ def test_arguments_reach_the_constructor(games: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"environment": "nowhere"}, "none of skyrl:NAME"),
-        ({"environment": "tqppo.data.lookup:f"}, "no class with a method"),
+        ({"environment": "nowhere"}, "is not skyrl:NAME"),
+        ({"environment": "tqppo.data.lookup:f"}, "not a class with a method"),
         ({"environment": "tqppo.nowhere:Game"}, "cannot be imported"),
         ({"environment": "tqppo.rollout.environments:Environment", "max_turns": 0}, "max_turns"),
         ({}, "do not fit"),

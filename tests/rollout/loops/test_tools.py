@@ -148,7 +148,7 @@ def test_the_reward_may_see_the_whole_response(play: Play) -> None:
         ({"tools": ["{tools}:calc"], "parser": "json"}, "parser = 'json' should be auto or hermes"),
         ({"tools": ["{tools}:calc"], "on_tool_error": "hide"}, "should be show or end or fail"),
         ({"tools": ["/nowhere/t.py:calc"]}, r"tools: tool '/nowhere/t.py:calc' cannot be imported: there is no file"),
-        ({"tools": ["{tools}:missing"]}, "is no function"),
+        ({"tools": ["{tools}:missing"]}, "is not a function"),
         ({"tools": ["{tools}:untyped"]}, "argument 'x' has no annotation, such as `: str`"),
     ],
 )

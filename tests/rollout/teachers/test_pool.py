@@ -154,7 +154,7 @@ def test_a_resume_with_other_teachers_is_refused(make_pool: MakePool, tiny_model
     copy = shutil.copytree(tiny_model, tmp_path / "other")
     config = copy / "config.json"
     config.write_text(config.read_text() + "\n")
-    with pytest.raises(CheckpointError, match=r"other teachers than those of the checkpoint: math \(.*other\)"):
+    with pytest.raises(CheckpointError, match=r"these teachers differ from the checkpoint's: math \(.*other\)"):
         make_pool(model=copy).check_state(saved)
     with pytest.raises(CheckpointError, match="code, math"):
         pool.check_state({"code": saved["math"]})
@@ -170,7 +170,7 @@ def test_replicas_that_say_the_same_are_accepted() -> None:
 
 def test_a_replica_that_contradicts_itself_is_refused() -> None:
     noisy = replace(READY, probes=[[-1.0, -2.0], [-1.5, -2.0]])
-    with pytest.raises(PreflightError, match=r"replica 1: asked twice for the same tokens, .* differ by 0\.25"):
+    with pytest.raises(PreflightError, match=r"replica 1: it scored the same tokens twice, .* differ by 0\.25"):
         check_agreement(SETUP, [READY, noisy])
 
 
@@ -186,5 +186,5 @@ def test_without_files_a_teacher_is_known_by_what_it_says(queue: Queue) -> None:
     pool = TeacherPool([SETUP], queue, Routing())
     pool.replicas = [[replace(READY, fingerprint="")]]
     pool.check_state({"math": {"fingerprint": "", "probe": [-1.001, -2.0]}})
-    with pytest.raises(CheckpointError, match="other teachers"):
+    with pytest.raises(CheckpointError, match="these teachers differ"):
         pool.check_state({"math": {"fingerprint": "", "probe": [-1.2, -2.0]}})

@@ -257,9 +257,9 @@ def until(happened: Callable[[], object], timeout_s: float = 20.0) -> None:
     ("path", "message"),
     [
         ("/nowhere/tools.py:add", "there is no file /nowhere/tools.py"),
-        ("{file}:subtract", "is no function; write module:function or file.py:function"),
+        ("{file}:subtract", "is not a function; write module:function or file.py:function"),
         ("no_such_module_of_test:add", "cannot be imported: No module named 'no_such_module_of_test'"),
-        ("add", "is no function"),
+        ("add", "is not a function"),
     ],
 )
 def test_tools_that_cannot_be_loaded_are_refused_with_the_reason(file: Path, path: str, message: str) -> None:

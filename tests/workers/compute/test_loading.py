@@ -41,6 +41,12 @@ def test_rows_are_read_without_the_rest(tmp_path: Path) -> None:
     assert TensorFiles.find(str(tmp_path / "empty")) is None
 
 
+@pytest.mark.parametrize("content", [b"\x02" + bytes(7) + b"{", b"\x02" + bytes(7) + b"[]", b"\xff" * 16])
+def test_damaged_files_are_left_to_transformers_which_explains_them(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "model.safetensors").write_bytes(content)
+    assert TensorFiles.find(str(tmp_path)) is None
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("tied", [False, True])
 def test_two_ranks_have_the_bits_of_the_files(tmp_path: Path, tied: bool) -> None:

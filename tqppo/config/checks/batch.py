@@ -5,11 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import ceil, lcm
 
+from tqppo.columns import rows_of_padding
 from tqppo.config.checks.registry import Context, check, nearest_numbers
 from tqppo.config.diagnostics import Diagnostic
-from tqppo.config.facts import has_critic, has_policy_loss, learning_roles, optimizer_of, required_multiple
-from tqppo.config.plan.memory import size
+from tqppo.config.facts import (
+    has_critic,
+    has_policy_loss,
+    learning_roles,
+    optimizer_of,
+    required_multiple,
+    storage_budget_bytes,
+)
 from tqppo.config.plan.storage import storage_bytes
+from tqppo.units import GIB, size
 
 SESSION_ESTIMATORS = (
     "grpo",
@@ -100,7 +108,7 @@ def padding_stays_small(context: Context) -> Iterator[Diagnostic]:
     uneven = any(mini * group % section.ranks for section, mini in zip(sections.values(), minis, strict=True))
     if uneven or any(mini > batch for mini in minis) or rows % multiple == 0:
         return  # E201 and E202 report the first two
-    padding = -rows % multiple
+    padding = rows_of_padding(rows, multiple)
     keys = [f"{role}.mini_batch_size" for role, section in sections.items() if section.mini_batch_size]
     keys = [*keys, "data.batch_size", "rollout.group_size"]
     common = lcm(*minis)
@@ -118,12 +126,12 @@ def padding_stays_small(context: Context) -> Iterator[Diagnostic]:
 @check("mode", "data.*", "rollout.*", "storage.*", "algorithm.*", "distillation.*", "actor.*", "critic.*")
 def a_step_fits_the_storage(context: Context) -> Iterator[Diagnostic]:
     """Only a warning: the estimate takes every row at its full length, and most are shorter."""
-    needed, budget = storage_bytes(context.config)[0], context.config.storage.budget_gb * 2**30
+    needed, budget = storage_bytes(context.config)[0], storage_budget_bytes(context.config)
     if needed > budget:
         yield context.report(
             "W212",
             f"a step of full-length rows takes {size(needed)}, and the storage's budget is {size(budget)} per node",
             ("storage.budget_gb", "data.batch_size", "rollout.group_size", "rollout.max_new_tokens"),
             allowed=f"at least {size(needed)} to be safe",
-            fix=f"set storage.budget_gb = {ceil(needed / 2**30)}.0",
+            fix=f"set storage.budget_gb = {ceil(needed / GIB)}.0",
         )

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from tqppo.builtin import DATA_FILES, REWARDS, TASKS, check_task_arguments, task_arguments
+from tqppo.builtin import DATA_FILES, NO_FILE, REWARDS, TASK, TASKS, check_task_arguments, task_arguments
 from tqppo.config.checks.registry import Context, check
 from tqppo.config.diagnostics import Diagnostic
 from tqppo.config.facts import data_sources
@@ -27,8 +27,8 @@ def data_sources_exist(context: Context) -> Iterator[Diagnostic]:
 
 
 def _data_name(context: Context, key: str, each: str) -> Iterator[Diagnostic]:
-    kind, colon, name = each.partition(":")
-    if kind == "task" and colon and name not in TASKS:
+    name = each.removeprefix(TASK)
+    if each.startswith(TASK) and name not in TASKS:
         close = nearest(name, TASKS, limit=1)
         yield context.report(
             "E409",
@@ -37,7 +37,7 @@ def _data_name(context: Context, key: str, each: str) -> Iterator[Diagnostic]:
             allowed=", ".join(f"task:{known}" for known in TASKS),
             fix=f'did you mean "task:{close[0]}"?' if close else "see the README's list of tasks",
         )
-    elif each and kind not in ("task", "gym", "hub") and not each.endswith(DATA_FILES):
+    elif each and not each.startswith(NO_FILE) and not each.endswith(DATA_FILES):
         message = f'{key}: "{each}" is neither a task nor a file that can be read'
         allowed = f"task:NAME, gym:NAME, hub:NAME, or a file that ends in {', '.join(DATA_FILES)}"
         yield context.report("E411", message, (key,), found=f'"{each}"', allowed=allowed, fix=_other_name(each))
@@ -73,7 +73,7 @@ def every_source_has_its_weight(context: Context) -> Iterator[Diagnostic]:
 @check("data.train", "data.task_args")
 def task_takes_its_arguments(context: Context) -> Iterator[Diagnostic]:
     config = context.config
-    names = [each.partition(":")[2] for each in data_sources(config) if each.startswith("task:")]
+    names = [each.removeprefix(TASK) for each in data_sources(config) if each.startswith(TASK)]
     for name in names:
         if name not in TASKS or not config.data.task_args:
             continue

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from tqppo.builtin import is_procedural
 from tqppo.config.checks.registry import Context, check
 from tqppo.config.diagnostics import Diagnostic
 from tqppo.config.facts import (
@@ -253,7 +254,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         ("data.task_args", "data.size"),
-        lambda c: any(each.startswith(("task:", "gym:")) for each in data_sources(c)),
+        lambda c: any(is_procedural(each) for each in data_sources(c)),
         "only procedural tasks have arguments and a size, and data.train names no task",
         ("data.train",),
         'set data.train = "task:sort"',

@@ -13,10 +13,11 @@ from tqppo.config.checks.registry import Context
 from tqppo.config.diagnostics import Diagnostic, render_text
 from tqppo.config.plan.budget import MemoryBudget, make_budget
 from tqppo.config.plan.machine import Machine
-from tqppo.config.plan.memory import MemoryPart, size, total
+from tqppo.config.plan.memory import MemoryPart, total
 from tqppo.config.plan.remedies import for_host, remedies
 from tqppo.config.sections import Config
 from tqppo.errors import PreflightError
+from tqppo.units import GIB, size
 
 SHOWN = 4  # largest parts of a sum that a message names
 
@@ -67,7 +68,7 @@ def _shared(context: Context, budget: MemoryBudget, machine: Machine) -> Iterato
         message = (
             f"/dev/shm has {size(machine.shared)} free, and new weights on their way to engines take {size(needed)}"
         )
-        fix = f"enlarge /dev/shm (a container: --shm-size={needed / 2**30 * 1.1 + 1:.0f}g)"
+        fix = f"enlarge /dev/shm (a container: --shm-size={needed / GIB * 1.1 + 1:.0f}g)"
         yield context.report("W613", message, ("model.path",), found=_parts(budget.shared), fix=fix)
 
 

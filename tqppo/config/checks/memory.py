@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from tqppo.config import facts
 from tqppo.config.checks.registry import Context, check
 from tqppo.config.diagnostics import Diagnostic
-from tqppo.config.plan.budget import GIB, MemoryBudget, StageMemory, engine_shortage, make_budget
-from tqppo.config.plan.memory import size
+from tqppo.config.plan.budget import MemoryBudget, StageMemory, engine_shortage, make_budget
 from tqppo.config.plan.remedies import fits_gpu, for_engine, for_worker, remedies
 from tqppo.config.sections import Config
+from tqppo.units import GIB, size
 
 READS = ("mode", "model.*", "cluster.*", "rollout.*", "actor.*", "critic.*", "reference.*", "reward_model.*", "data.*")
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from string import Formatter
 
 from tqppo import tables
+from tqppo.builtin import is_procedural
 from tqppo.config.checks.registry import Context, check
 from tqppo.config.diagnostics import Diagnostic
 from tqppo.config.facts import data_sources, has_teachers
@@ -83,7 +84,7 @@ def _has_columns(context: Context, name: str, fields: list[str]) -> Iterator[Dia
 
 def _lacks(source: str, field: str) -> str:
     """The first row of a source without the column; empty if all rows have it, or the file cannot be read."""
-    if source.startswith(("task:", "gym:")):
+    if is_procedural(source):
         return source
     scanned = (column_values(path, field) for path in tables.expand(source))
     return next((found.missing[0] for found in scanned if found and found.missing), "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from tqppo.builtin import is_procedural
 from tqppo.config import facts
 from tqppo.config.checks.registry import Context, check, nearest_numbers
 from tqppo.config.diagnostics import Diagnostic
@@ -59,7 +60,7 @@ def kept_checkpoints_are_made(context: Context) -> Iterator[Diagnostic]:
 @check("validation.*", "data.train")
 def validations_have_data(context: Context) -> Iterator[Diagnostic]:
     config = context.config
-    made = any(each.startswith(("task:", "gym:")) for each in facts.data_sources(config))
+    made = any(is_procedural(each) for each in facts.data_sources(config))
     if config.validation.interval and not config.validation.data and not made:
         yield context.report(
             "W434",

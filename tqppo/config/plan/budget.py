@@ -13,16 +13,16 @@ from tqppo.config.plan.memory import BYTES, MemoryPart, total
 from tqppo.config.plan.roles import PlannedRole, planned_roles
 from tqppo.config.plan.storage import storage_bytes
 from tqppo.config.sections import Config, RolloutSection, TeacherSection
+from tqppo.units import GIB
 
-GIB = 2**30
 # Of each process with a GPU: CUDA's context, kernels, NCCL's buffers. From what is reported of such processes; not
 # measured here.
 DEVICE_CONTEXT = 1.0 * GIB
 ASLEEP = 2.0 * GIB  # of an engine asleep: its context and its captured graphs
-ENGINE_WORK = 1.0 * GIB  # of an engine beside weights and cache
+ENGINE_WORK = 1.0 * GIB  # of an engine, besides weights and cache
 # Resident sizes of real CPU runs.
 INTERPRETER = 0.5 * GIB  # own pages of Python with torch, transformers and Ray (0.3) and what its allocator keeps
-SERVERS = {"vllm": 1.9 * GIB, "sglang": 2.4 * GIB}  # processes of an engine's server, beside weights and cache
+SERVERS = {"vllm": 1.9 * GIB, "sglang": 2.4 * GIB}  # processes of an engine's server, besides weights and cache
 DRIVER = 1.2 * GIB  # driver, index and estimator
 
 
@@ -98,13 +98,13 @@ def _stages(config: Config, roles: dict[str, PlannedRole], gpu_bytes: float) -> 
         yield StageMemory("generate", "rollout", [*held, _context(1 + others)])
     for name, role in own.items():
         if name != "rollout" and role.memory:
-            yield StageMemory(f"compute {name}", name, [*role.memory, *_beside(config, own, others)])
+            yield StageMemory(f"compute {name}", name, [*role.memory, *_rest_of_device(config, own, others)])
     if config.cluster.colocate and "rollout" in own and own["rollout"].memory:
         yield StageMemory("load weights", "actor", [*_loading(config, own), _context(1 + others)])
 
 
-def _beside(config: Config, own: dict[str, PlannedRole], others: int) -> list[MemoryPart]:
-    """What a device holds beside the worker that computes: the engine asleep, contexts of all processes."""
+def _rest_of_device(config: Config, own: dict[str, PlannedRole], others: int) -> list[MemoryPart]:
+    """What a device holds besides the worker that computes: the engine asleep, contexts of all processes."""
     sleeps = config.cluster.colocate and "rollout" in own
     asleep = [MemoryPart("engine asleep", ASLEEP, "its context and captured graphs")] if sleeps else []
     return [*asleep, _context(1 + others - (1 if sleeps else 0))]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tqppo.config.plan.budget import MemoryBudget
-from tqppo.config.plan.memory import MemoryPart, size, total
+from tqppo.config.plan.memory import MemoryPart, total
+from tqppo.units import size
 
 
 def budget_text(budget: MemoryBudget, *, formulas: bool = False) -> Iterator[str]:

@@ -135,6 +135,11 @@ def adapter_parameters(shape: ModelShape, rank: int) -> int:
     return shape.layers * rank * (2 * (h + q) + 2 * (h + kv) + 3 * (h + m))
 
 
+def weight_bytes(shape: ModelShape, dtype: str) -> int:
+    """Bytes of a whole model in this type."""
+    return shape.parameters * BYTES[dtype]
+
+
 def cache_bytes(shape: ModelShape, dtype: str) -> int:
     """Bytes of one token's keys and values."""
     return shape.cached_numbers * BYTES[dtype]
@@ -160,12 +165,3 @@ def prefix_memory(shape: ModelShape, *, dtype: str, budget: int, sessions: int, 
 
 def total(parts: Sequence[MemoryPart]) -> float:
     return sum(part.num_bytes for part in parts)
-
-
-def size(num_bytes: float) -> str:
-    """Bytes in the largest fitting unit, as `1.5 GiB`."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if num_bytes < 1024 or unit == "GiB":
-            break
-        num_bytes /= 1024
-    return f"{num_bytes:.0f} {unit}" if num_bytes >= 100 or unit == "B" else f"{num_bytes:.1f} {unit}"

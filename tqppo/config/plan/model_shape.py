@@ -87,17 +87,6 @@ class ModelShape:
         return self.outer_parameters + sparse * self.layer_parameters + dense * self.dense_layer_parameters
 
     @property
-    def active_parameters(self) -> int:
-        """Weights that compute one token: all of a dense model, without the embedding, which is a look-up."""
-        width, dense, router = self.intermediate, 0, 0
-        if self.experts:
-            width = self.experts.per_token * self.experts.intermediate + self.experts.shared
-            dense, router = self.experts.dense_layers, self.experts.count * self.hidden
-        sparse_layer = self.attention_parameters + 3 * self.hidden * width + router
-        head = self.vocabulary * self.hidden
-        return head + (self.layers - dense) * sparse_layer + dense * self.dense_layer_parameters
-
-    @property
     def active_intermediate(self) -> int:
         """Width of the MLP that computes one token, over all its experts."""
         if self.experts is None:

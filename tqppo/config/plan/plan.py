@@ -6,15 +6,17 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from tqppo.columns import rows_of_padding
 from tqppo.config import facts
 from tqppo.config.facts import context_tokens, model_shape, required_multiple, rows_per_step
 from tqppo.config.placement import placement_of
 from tqppo.config.plan.budget import MemoryBudget, make_budget
-from tqppo.config.plan.memory import BYTES, size
+from tqppo.config.plan.memory import weight_bytes
 from tqppo.config.plan.roles import PlannedRole, planned_roles
 from tqppo.config.plan.storage import PlannedStage, planned_stages
 from tqppo.config.plan.teachers import PlannedDistillation, planned_distillation
 from tqppo.devices.placement import Placement
+from tqppo.units import size
 
 if TYPE_CHECKING:
     from tqppo.config.compilation import Compilation
@@ -56,8 +58,9 @@ class Plan:
 def make_plan(compilation: Compilation) -> Plan:
     config = compilation.draft
     rows, multiple = rows_per_step(config), required_multiple(config)
+    padding = rows_of_padding(rows, multiple)
     shape = model_shape(config)
-    minis = {role: _mini_batches(config, role, rows + -rows % multiple) for role in facts.learning_roles(config)}
+    minis = {role: _mini_batches(config, role, rows + padding) for role in facts.learning_roles(config)}
     return Plan(
         mode=config.mode,
         engine=config.rollout.backend,
@@ -70,7 +73,7 @@ def make_plan(compilation: Compilation) -> Plan:
         rows=rows,
         trajectories=config.rollout.max_trajectories,
         multiple=multiple,
-        padding=-rows % multiple,
+        padding=padding,
         mini_batches=minis,
         updates={role: n * facts.optimizer_of(config, role).epochs for role, n in minis.items()},
         tokens=context_tokens(config),
@@ -101,5 +104,5 @@ def _files(config: Config, name: str) -> Iterator[tuple[str, str]]:
         yield f"{folder}/trajectories/", f"every {config.logging.trajectories} steps"
     if config.checkpoint.export:
         shape = model_shape(config)
-        weights = f", about {size(shape.parameters * BYTES[facts.compute_dtype(config)])}" if shape else ""
+        weights = f", about {size(weight_bytes(shape, facts.compute_dtype(config)))}" if shape else ""
         yield f"{folder}/export/hf/", f"the final weights as a Hugging Face folder{weights}"

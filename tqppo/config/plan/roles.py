@@ -96,7 +96,7 @@ def _teacher_roles(config: Config, dtype: str) -> Iterator[PlannedRole]:
 
 
 def _storage_role(config: Config) -> PlannedRole:
-    """The memory of a step's columns at full length, beside the storage's budget."""
+    """The memory of a step's columns at full length, compared with the storage's budget."""
     num_bytes, formula = storage_bytes(config)
     part = MemoryPart("one step's columns", num_bytes, formula)
     budget = f"budget {config.storage.budget_gb:g} GiB per node"

@@ -39,5 +39,6 @@ def storage_bytes(config: Config) -> tuple[float, str]:
         item = BYTES[facts.compute_dtype(config)] if name == "teacher_hidden" else _SIZES.get(column.dtype, 4)
         per_row += item * length * ((width or 1) if column.trailing else 1)
     sessions = rows_per_step(config)
-    rows = sessions * config.rollout.max_trajectories + -sessions % required_multiple(config)
+    padding = columns.rows_of_padding(sessions, required_multiple(config))
+    rows = sessions * config.rollout.max_trajectories + padding
     return rows * per_row, f"rows × Σ columns = {rows:,} × {per_row:,}"

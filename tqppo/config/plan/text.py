@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 from tqppo.config.placement import placement_text
 from tqppo.config.plan.budget_text import budget_text
-from tqppo.config.plan.memory import size, total
+from tqppo.config.plan.memory import total
 from tqppo.config.plan.plan import Plan
 from tqppo.config.plan.roles import PlannedRole
+from tqppo.units import size
 
 
 def plan_text(plan: Plan, *, formulas: bool = False) -> str:

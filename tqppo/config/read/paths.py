@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from tqppo.builtin import NO_FILE
 from tqppo.config.read.assignment import KeyAssignment
 from tqppo.untrusted import printable
 
@@ -27,7 +28,7 @@ MODELS = (
 )
 WRITTEN = ("run.dir", "storage.dir")
 NAMES = ("tiny", "student")  # models that are no folders, even if there is one of the name
-NO_FILE = ("task:", "gym:", "hub:", "~")  # how values that are no relative path begin
+NOT_RELATIVE = (*NO_FILE, "~")  # how values that are no relative path begin
 
 MAX_PART_BYTES = 255  # of a file's name, on every usual file system
 MAX_PATH_BYTES = 4095
@@ -79,7 +80,7 @@ def _each(value: object, change: Callable[[str], str]) -> object:
 
 
 def _file(text: str, folder: Path, place: PathForm) -> str:
-    return place(folder / text) if text and not text.startswith(NO_FILE) else text
+    return place(folder / text) if text and not text.startswith(NOT_RELATIVE) else text
 
 
 def _code(text: str, folder: Path, place: PathForm) -> str:
@@ -89,7 +90,7 @@ def _code(text: str, folder: Path, place: PathForm) -> str:
 
 def _model(text: str, folder: Path, place: PathForm) -> str:
     """A folder if there is one, or if it is written as one (`./mine`); anything else is the name of a hub."""
-    if not text or text in NAMES or text.startswith(NO_FILE):
+    if not text or text in NAMES or text.startswith(NOT_RELATIVE):
         return text
     is_written_as_one = text.startswith(("./", "../"))
     return place(folder / text) if is_written_as_one or os.path.exists(folder / text) else text

@@ -65,7 +65,7 @@ def _ids(each: Difference) -> Iterator[int]:
 
 
 def vocabulary_of(path: str) -> Vocabulary | None:
-    """The vocabulary of a folder, or of a hub name that this machine has in its cache; None if it cannot be told."""
+    """The vocabulary of a folder, or of a hub name that this machine has in its cache; None if it is unknown."""
     folder = _folder(path)
     if folder is None:
         return None

@@ -14,7 +14,7 @@ from tqppo import dataflow
 from tqppo.builtin import AGENTS, TASKS
 
 _TASKS = tuple(f"task:{name}" for name in TASKS)
-BEGINNINGS = {  # words that a value may be, beside paths
+BEGINNINGS = {  # words that a value may be, besides paths
     "teachers.*.path": ("student", *_TASKS),
     "data.train": _TASKS,
     "rollout.agent": AGENTS,

@@ -149,7 +149,7 @@ def parse(start: Buffer) -> Layout:
     magic, length, num_rows = _PREFIX.unpack_from(view)
     end = _PREFIX.size + length
     if magic != MAGIC or view.nbytes < end:
-        raise QueueError("these bytes do not begin like a block")
+        raise QueueError("these bytes do not start with the header of a block")
     name, described = json.loads(bytes(view[_PREFIX.size : end]))
     fields, position = {}, aligned(end)
     for column, kind, dtype, shape, ragged_dim, num_bytes in described:

@@ -29,7 +29,7 @@ def _encode(declared: Column, data: ColumnData, keys: Sequence[str]) -> Encoded:
         return _encode_as_declared(declared, data, keys)
     except (TypeError, ValueError, AttributeError, RuntimeError) as error:
         found = f"{type(data).__name__}: {first_line(error)}"
-        raise QueueError(f"column {declared.name!r} cannot be put as it is, a {found}") from error
+        raise QueueError(f"column {declared.name!r} cannot be stored from a {found}") from error
 
 
 def _encode_as_declared(declared: Column, data: ColumnData, keys: Sequence[str]) -> Encoded:
@@ -120,7 +120,8 @@ def _jagged(declared: Column, data: NestedTensor) -> tuple[Tensor, Lengths]:
     ragged = data._ragged_idx - 1
     if ragged != declared.ragged_dim:
         raise QueueError(
-            f"column {declared.name!r} varies in dimension {declared.ragged_dim} of a row, this one in {ragged}"
+            f"column {declared.name!r} is declared ragged in dimension {declared.ragged_dim} of a row; "
+            f"it was given a tensor that is ragged in dimension {ragged}"
         )
     values, offsets = data._values.detach(), data._offsets.cpu().numpy()
     values = values.movedim(ragged, 0) if ragged else values
@@ -161,7 +162,7 @@ def _check(declared: Column, dtype: torch.dtype, shape: tuple[int, ...]) -> None
         raise QueueError(f"column {declared.name!r} is declared {declared.dtype}; it was given {dtype_name(dtype)}")
     sizes = declared.trailing
     if not sizes and declared.ragged_dim:
-        return  # the sizes beside the ragged dimension come from the data
+        return  # the sizes of the other dimensions come from the data
     if sizes and (len(sizes) != len(shape) or any(a not in (None, b) for a, b in zip(sizes, shape, strict=True))):
         raise QueueError(f"column {declared.name!r} is declared with trailing shape {sizes}; it was given {shape}")
     if not sizes and shape:

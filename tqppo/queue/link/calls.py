@@ -49,7 +49,7 @@ class Reply(Generic[T]):
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Drive a coroutine that awaits only replies to its end, in this thread."""
+    """Run to completion a coroutine that awaits only replies, in this thread."""
     step: Callable[[Any], Any] = coroutine.send
     value: Any = None
     while True:

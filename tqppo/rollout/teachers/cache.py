@@ -1,7 +1,7 @@
 """Scores on disk, so that a resumed run and repeated rows do not ask a teacher twice. Imports no torch.
 
-One SQLite file per teacher, shared by its replicas. It is only a cache: what cannot be read is computed again, a file
-that is no database any more is made anew, and a disk that is full or locked is passed over.
+One SQLite file per teacher, shared by its replicas. It is only a cache: entries that cannot be read are computed again,
+a damaged file is replaced by an empty one, and a full disk or a locked file turns the cache off for that call.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class ScoreCache:
         self._num_bytes = _sum_of_bytes(base)
 
     def _remake(self, error: sqlite3.DatabaseError) -> None:
-        log.warning("%s is damaged (%s); it is made anew", self.path, error)
+        log.warning("%s is damaged (%s); starting with an empty cache", self.path, error)
         self.close()
         for path in (self.path, self.path.with_name(f"{self.path.name}-journal")):
             path.unlink(missing_ok=True)

@@ -43,7 +43,7 @@ class TeacherRoute:
     is_deterministic: bool = True
     timeout_s: float = 120.0
     retries: int = 2
-    start_timeout_s: float = 600.0  # of a replica that is made anew
+    start_timeout_s: float = 600.0  # of a replica that Ray restarts
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class TeacherReplicas:
     silent: set[int] = field(default_factory=set)
 
     def choose(self, turn: int, *, in_turn: bool) -> int | None:
-        """In turn, which is reproducible; otherwise the one with the fewest calls. None if all are silent."""
+        """Choose a replica: round-robin in deterministic runs, else the least loaded. None if none responds."""
         order = [(turn + place) % len(self.num_calls) for place in range(len(self.num_calls))]
         answering = [place for place in order if place not in self.silent]
         if not answering:

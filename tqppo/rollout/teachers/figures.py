@@ -52,7 +52,7 @@ class TeacherFigures:
 
 @dataclass(slots=True)
 class RolloutReport:
-    """What a rollout tells besides its rows."""
+    """What a rollout returns besides its rows."""
 
     teachers: dict[str, TeacherFigures] = field(default_factory=dict)
     exposed_s: float = 0.0  # scoring that went on after the last row was sampled

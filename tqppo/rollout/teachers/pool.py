@@ -61,7 +61,7 @@ class Routing:
 
 
 class TeacherPool:
-    """One Ray actor per replica of each teacher. Ray makes a replica that died anew, as often as its engine may be."""
+    """One Ray actor per replica of each teacher. Ray restarts a dead replica, up to the engine's `max_restarts`."""
 
     def __init__(self, setups: Sequence[TeacherSetup], queue: Queue, routing: Routing) -> None:
         self.setups, self.queue, self.routing = list(setups), queue, routing
@@ -122,7 +122,7 @@ class TeacherPool:
         }
 
     def check_state(self, saved: Mapping[str, Any]) -> None:
-        """Refuse to go on with other teachers than those of the checkpoint."""
+        """Raise `CheckpointError` if the teachers are not those of the checkpoint."""
         own = {setup.spec.name: (setup, found[0]) for setup, found in zip(self.setups, self.replicas, strict=True)}
         changed = sorted(own.keys() ^ saved.keys())
         changed += [name for name in sorted(own.keys() & saved.keys()) if _differs(*own[name], saved[name])]
@@ -130,7 +130,7 @@ class TeacherPool:
             models = {name: setup.spec.engine.model for name, (setup, _) in own.items()}
             named = ", ".join(f"{name} ({models[name]})" if name in models else name for name in changed)
             raise CheckpointError(
-                f"other teachers than those of the checkpoint: {named}. A resumed run must learn from the same models; "
+                f"these teachers differ from the checkpoint's: {named}. A resumed run must learn from the same models; "
                 "put them back, or start a new run"
             )
 
@@ -145,28 +145,28 @@ def _log_of(spec: TeacherSpec) -> str:
 
 
 def _differs(setup: TeacherSetup, now: ReadyTeacher, saved: Mapping[str, Any]) -> bool:
-    """By the files where both are known; otherwise by what the teacher says of the fixed sequence."""
+    """Compare file hashes if both are known, else scores of the fixed sequence."""
     if now.fingerprint and saved["fingerprint"]:
         return bool(now.fingerprint != saved["fingerprint"])
     return distance(now.probes[0], saved["probe"]) > setup.tolerance
 
 
 def check_agreement(setup: TeacherSetup, replicas: Sequence[ReadyTeacher]) -> None:
-    """Raise `PreflightError` unless each replica says the same twice, and all replicas the same as the first."""
+    """Raise `PreflightError` unless each replica gives the same scores twice, and all replicas those of the first."""
     first, name = replicas[0], setup.spec.name
     for number, replica in enumerate(replicas):
         once, again = replica.probes
         if (apart := distance(once, again)) > setup.tolerance:
             raise PreflightError(
-                f"teacher {name}, replica {number}: asked twice for the same tokens, its log-probabilities differ by "
-                f"{apart:.2g} in the mean (allowed: {setup.tolerance:g}). Its noise would be what the student learns"
+                f"teacher {name}, replica {number}: it scored the same tokens twice, and the mean log-probabilities "
+                f"differ by {apart:.2g} (allowed: {setup.tolerance:g}). The student would learn this noise"
             )
         if replica.fingerprint != first.fingerprint:
             raise PreflightError(f"teacher {name}: replicas 0 and {number} have different model files")
         if (apart := distance(first.probes[0], once)) > setup.tolerance:
             raise PreflightError(
-                f"teacher {name}: replicas 0 and {number} differ by {apart:.2g} in the mean of their log-probabilities "
-                f"of the same tokens (allowed: {setup.tolerance:g}). Do they serve the same model in the same type?"
+                f"teacher {name}: replicas 0 and {number} differ by {apart:.2g} in the mean log-probability of the "
+                f"same tokens (allowed: {setup.tolerance:g}). Do they serve the same model with the same dtype?"
             )
 
 

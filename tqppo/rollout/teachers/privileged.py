@@ -1,4 +1,4 @@
-"""A teacher's own prompt: what it is told besides the student's question, such as the reference answer.
+"""A teacher's own prompt: the student's question with extra text for the teacher, such as the reference answer.
 
 The rollout worker renders it as the dataset renders prompts, and the teacher scores the student's answer after it.
 """
@@ -46,7 +46,7 @@ def own_prompt(template: str, prompt: Prompt, chat: ChatTemplate, *, is_chat: bo
     messages: list[Message] = [dict(message) for message in prompt.messages]
     asked = [place for place, message in enumerate(messages) if message.get("role") == "user"]
     if not asked:
-        raise DataError(f"prompt {prompt.uid}: it has no message of the user for the teacher's prompt to replace")
+        raise DataError(f"prompt {prompt.uid}: it has no user message that the teacher's prompt could replace")
     last = messages[asked[-1]]
     last["content"] = filled_in(template, prompt, str(last["content"]))
     return chat.tokenizer.encode(chat.render(messages, generate=True), add_special_tokens=False)
@@ -58,6 +58,6 @@ def before_response(own: Sequence[int], prompt: Prompt, row_prompt: Sequence[int
     if list(row_prompt[:length]) != list(prompt.tokens):
         raise DataError(
             f"prompt {prompt.uid}: a trajectory does not begin with the prompt, so the teacher's own prompt cannot "
-            "stand in its place; use an agent loop that keeps the prompt, or no teachers.NAME.prompt"
+            "replace it; use an agent loop that keeps the prompt, or no teachers.NAME.prompt"
         )
     return (*own, *row_prompt[length:])

@@ -98,7 +98,7 @@ Answers = dict[str, np.ndarray]  # by column: one row for each response token of
 
 
 class TeacherWorker:
-    """Scores on one engine. The constructor starts nothing, so that Ray can make a dead replica anew."""
+    """Scores on one engine. The constructor starts nothing, so that Ray can restart a dead replica."""
 
     def __init__(self, spec: TeacherSpec, queue: Queue) -> None:
         self.spec = spec
@@ -154,7 +154,7 @@ class TeacherWorker:
         await self.engine.close()
 
     async def ready(self) -> None:
-        """Start the engine, unless that is done. Every call does so first, as Ray may have made this process anew."""
+        """Start the engine if it is not running. Every call does this first: Ray may have restarted the process."""
         async with self._starting:
             if self._fingerprint is not None:
                 return
@@ -168,7 +168,7 @@ class TeacherWorker:
             log.info("%s: ready, fingerprint %s", self, self._identity)
 
     async def _identity_of_server(self) -> str:
-        """Stands for the files of a model that a server elsewhere has: its name, and roughly what it says."""
+        """Fingerprint of a remote server's model: its name and rounded scores."""
         scores = await self.engine.score(probe_tokens(self.spec))
         said = np.round(scores.logprobs.astype(np.float64), 1) + 0.0  # -0.0 becomes 0.0
         return blake2b(self.spec.engine.model.encode() + said.tobytes(), digest_size=16).hexdigest()

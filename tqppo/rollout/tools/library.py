@@ -51,7 +51,7 @@ def python(code: str) -> str:
     """Run Python code and return what it prints, and the value of its last line.
 
     Args:
-        code: a program; every call begins anew
+        code: a program; it sees no variables of earlier calls
     """
     printed = io.StringIO()
     names: dict[str, object] = {"__name__": "__main__"}
@@ -90,4 +90,4 @@ def _value(node: ast.expr) -> float:
             return CONSTANTS[name]
         case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]) if name in FUNCTIONS:
             return FUNCTIONS[name](*map(_value, arguments))
-    raise ValueError(f"{ast.unparse(node)!r} is no arithmetic")
+    raise ValueError(f"{ast.unparse(node)!r} is not arithmetic")

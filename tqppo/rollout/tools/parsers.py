@@ -91,8 +91,8 @@ def parser_named(name: str, template: str) -> Parser:
         if not name:
             known = ", ".join(PARSERS)
             raise ConfigError(
-                "rollout.agent_args.parser: the chat template writes no tool calls of a format that is known here, so "
-                f"choose one of {known}, and tell the model about it in data.system_prompt"
+                "rollout.agent_args.parser: the chat template has no known format of tool calls; "
+                f"choose one of {known}, and describe it to the model in data.system_prompt"
             )
     return PARSERS[name]
 

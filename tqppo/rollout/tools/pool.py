@@ -13,6 +13,7 @@ from tqppo import plugins
 from tqppo.processes.pool import ProcessPool, ProcessSpec, SampleFailed
 from tqppo.rollout.tools.calls import ToolCall
 from tqppo.rollout.tools.schema import Tool, WrongArguments
+from tqppo.units import GIB
 
 GRACE_S = 10.0  # the process ends a late call itself and then what the call started; after this much longer it is stuck
 
@@ -34,7 +35,7 @@ class ToolSpec:
             start={
                 "tools": [plugins.absolute(path) for path in self.tools],
                 "max_chars": self.max_chars,
-                "memory_bytes": int(self.memory_gb * 2**30),
+                "memory_bytes": int(self.memory_gb * GIB),
             },
             timeout_s=self.timeout_s,
             grace_s=GRACE_S,

@@ -54,7 +54,7 @@ def load_tools(paths: Sequence[str]) -> tuple[dict[str, Function], list[dict[str
         except (ImportError, OSError, SyntaxError) as error:
             raise ConfigError(f"tool {path!r} cannot be imported: {error}") from error
         if not callable(found):
-            raise ConfigError(f"tool {path!r} is no function; write module:function or file.py:function")
+            raise ConfigError(f"tool {path!r} is not a function; write module:function or file.py:function")
         if name in functions:
             raise ConfigError(f"tool {path!r}: there are two tools called {name!r}")
         schemas.append(function_schema(found, path))

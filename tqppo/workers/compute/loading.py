@@ -161,7 +161,10 @@ class TensorFiles:
 
     @classmethod
     def find(cls, path: str) -> TensorFiles | None:
-        """Of a folder or a hub name; None if there are no safetensors, or types that are not known here."""
+        """Find the tensors of a folder or hub name. None if it has no safetensors files.
+
+        Also None if a file is damaged or has an unknown dtype: `from_pretrained` loads it, or says what is wrong.
+        """
         try:
             places = {name: (file, place) for file in _files(path) for name, place in _header(file).items()}
         except (KeyError, ValueError):
@@ -190,8 +193,6 @@ class TensorFiles:
         if not count:
             return torch.empty(0, *place.shape[1:], dtype=place.dtype)
         row_bytes = (place.end - place.begin) // max(1, place.shape[0])
-        if not count:
-            return torch.empty(0, *place.shape[1:], dtype=place.dtype)
         content = np.fromfile(file, np.uint8, count * row_bytes, offset=place.begin + begin * row_bytes)
         return torch.from_numpy(content).view(place.dtype).view(count, *place.shape[1:])
 
@@ -209,7 +210,7 @@ def _files(path: str) -> list[Path]:
 
 def _header(file: Path) -> dict[str, Place]:
     with file.open("rb") as opened:
-        return read_header(opened.read(int.from_bytes(opened.read(8), "little")))
+        return read_header(opened)[1]
 
 
 def _by_identity(model: nn.Module) -> Iterator[tuple[list[str], nn.Parameter]]:

@@ -18,8 +18,6 @@ from tqppo.algorithms.layout import response_positions, to_nested
 from tqppo.workers.compute import shared_prompts
 from tqppo.workers.compute.shared_prompts import spans
 
-LAYOUTS = ("trimmed", "packed")
-
 
 @dataclass(frozen=True, slots=True)
 class FlatRows:

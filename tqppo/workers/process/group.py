@@ -154,7 +154,7 @@ class WorkerGroup(Generic[W]):
         return self._everywhere(method, *arguments, **named)[0]
 
     def rest(self) -> None:
-        """See `turns.Party`."""
+        """See `turns.TurnTaker`."""
         self._everywhere(Worker.rest)
 
     def resume(self) -> None:
