@@ -1,7 +1,7 @@
 """A page of `docs/`: its files are written into a folder, its commands are run there.
 
-A block of TOML or Python is a file if its first line is a comment with a file's name. The lines of a block of `sh` are
-commands, of which all but their last comment counts.
+A block of TOML or Python is a file if its first line is a comment with a file's name; one of JSON is `rows.jsonl`.
+The lines of a block of `sh` are commands, of which all but their last comment counts.
 """
 
 from __future__ import annotations
@@ -64,6 +64,8 @@ class Page:
         for name, text in self.files.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(text)
+        for rows in self.blocks("json"):
+            (folder / "rows.jsonl").write_text(rows)
 
 
 def run(command: str, *more: str, typed: str = "", code: int = 0) -> str:

@@ -18,8 +18,6 @@ AFTER = re.findall(r"`(tqppo (?:runs|eval|sample|chat|export)[^`]*)`", PAGE.text
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     PAGE.write(tmp_path)
-    (rows,) = PAGE.blocks("json")
-    (tmp_path / "rows.jsonl").write_text(rows)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

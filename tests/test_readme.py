@@ -22,8 +22,6 @@ README = Page.read("README.md")
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     README.write(tmp_path)
-    (rows,) = README.blocks("json")
-    (tmp_path / "rows.jsonl").write_text(rows)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -165,8 +165,22 @@ CLEAR, ESCAPES = "\x1b[2J", re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 SHOW_CURSOR, HIDE_CURSOR = "\x1b[?25h", "\x1b[?25l"
 
 
+def live(pace: str) -> pexpect.spawn:
+    """A program that shows a run, in a terminal of 100 × 40."""
+    return pexpect.spawn(
+        sys.executable,
+        ["-c", LIVE, pace],
+        encoding="utf-8",
+        dimensions=(40, 100),
+        timeout=30,
+        env=dict(os.environ),  # readline, which pytest imports, has set COLUMNS behind Python's back
+        # A test run in the background has inherited "ignore", which Python would keep.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+
+
 def test_a_terminal_shows_stages_then_a_panel_then_the_end() -> None:
-    child = pexpect.spawn(sys.executable, ["-c", LIVE, "end"], encoding="utf-8", dimensions=(40, 100), timeout=30)
+    child = live("end")
     child.expect("starting Ray …")
     child.expect("✓")
     child.expect("step ")
@@ -177,14 +191,7 @@ def test_a_terminal_shows_stages_then_a_panel_then_the_end() -> None:
 
 
 def test_a_terminal_of_another_size_is_cleared_and_drawn_anew() -> None:
-    child = pexpect.spawn(
-        sys.executable,
-        ["-c", LIVE, "slow"],
-        encoding="utf-8",
-        dimensions=(40, 100),
-        timeout=30,
-        env=dict(os.environ),  # readline, which pytest imports, has set COLUMNS behind Python's back
-    )
+    child = live("slow")
     child.expect("READY")
     child.expect("╮")
     child.setwinsize(30, 70)
@@ -197,15 +204,7 @@ def test_a_terminal_of_another_size_is_cleared_and_drawn_anew() -> None:
 
 
 def test_ctrl_c_gives_the_cursor_back() -> None:
-    child = pexpect.spawn(
-        sys.executable,
-        ["-c", LIVE, "slow"],
-        encoding="utf-8",
-        dimensions=(40, 100),
-        timeout=30,
-        # A test run in the background has inherited "ignore", which Python would keep.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
+    child = live("slow")
     child.expect("READY")
     time.sleep(0.5)
     child.sendintr()
