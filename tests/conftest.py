@@ -68,9 +68,12 @@ def _no_ray_without_its_marker(request: pytest.FixtureRequest) -> Iterator[None]
         yield
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def local_ray() -> Iterator[None]:
-    """A private Ray on this machine, shared by all tests of this process; its files are in a folder of its own."""
+    """A private Ray on this machine, shared by the tests of a file; its files are in a folder of its own.
+
+    It ends with the file: a test of another file may run a whole command in this process, which starts its own Ray.
+    """
     import ray
 
     from tqppo.run.cluster import start_patiently

@@ -16,6 +16,6 @@ def backend_name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def cluster(local_ray: None) -> None:
     """The test run's own Ray."""

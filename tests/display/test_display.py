@@ -173,7 +173,7 @@ def live(pace: str) -> pexpect.spawn:
         encoding="utf-8",
         dimensions=(40, 100),
         timeout=30,
-        env=dict(os.environ),  # readline, which pytest imports, has set COLUMNS behind Python's back
+        env={name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")},  # the pty's count
         # A test run in the background has inherited "ignore", which Python would keep.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )

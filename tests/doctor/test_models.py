@@ -13,10 +13,11 @@ from typer.testing import CliRunner
 
 from tqppo.cli import app
 from tqppo.doctor.evaluate import evaluate_model, named_figures
-from tqppo.doctor.models import is_model, opened
+from tqppo.doctor.models import is_model, opened, saved_actor
 from tqppo.doctor.sessions import ModelSessions
 from tqppo.errors import UsageError
 from tqppo.metrics.validation import Answer
+from tqppo.workers import export
 
 
 @pytest.fixture
@@ -88,3 +89,16 @@ def test_an_exported_checkpoint_loads_with_transformers(runs: Path) -> None:
     result = CliRunner().invoke(app, ["export", "mine", "--to", "hf"])
     assert result.exit_code == 2
     assert "name a new folder" in result.output
+
+
+def test_an_export_that_is_interrupted_leaves_no_half(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(export, "add_tokenizer", interrupted)
+    (tmp_path / "models").mkdir()
+    with pytest.raises(KeyboardInterrupt):
+        saved_actor("mine").export(tmp_path / "models" / "hf")
+    assert list((tmp_path / "models").iterdir()) == []

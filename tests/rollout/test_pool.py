@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -140,15 +141,43 @@ def test_weights_that_are_not_the_trainer_s_are_noticed(pool: RolloutPool, tiny_
 
 def test_at_the_deadline_the_missing_prompts_are_named(pool: RolloutPool, queue: Queue) -> None:
     pool.timeout_s = 0.0
+    ray.get([worker.__ray_call__.remote(sleep_in_sessions) for worker in pool.workers])
     try:
         with pytest.raises(DeadlineExceeded, match=r"1 of 1 prompts are missing: p0-0-0\. Raise rollout.timeout_s"):
             pool.generate(prompts(1), task(max_new_tokens=40))
     finally:
         pool.timeout_s = 120
     deadline = time.monotonic() + 30
-    while sum(ray.get([worker.__ray_call__.remote(num_under_way) for worker in pool.workers])):
+    while not all(ray.get([worker.__ray_call__.remote(all_ended) for worker in pool.workers])):
         assert time.monotonic() < deadline, "the sessions of a step that was given up go on"
+    ray.get([worker.__ray_call__.remote(play_again) for worker in pool.workers])
     assert not queue.list().keys
+
+
+def sleep_in_sessions(worker: RolloutWorker) -> None:
+    """Have sessions ask once and sleep until they are cancelled. Runs on the worker."""
+
+    class Asleep:
+        under_way = 0
+
+        async def run(self, prompt: Prompt, llm: Session) -> list[Trajectory]:
+            self.under_way += 1
+            try:
+                await llm.generate(prompt.tokens)
+                await asyncio.sleep(60)
+            finally:
+                self.under_way -= 1
+            return []
+
+    worker.loop = Asleep()
+
+
+def all_ended(worker: RolloutWorker) -> bool:
+    return not worker.loop.under_way and not num_under_way(worker)  # type: ignore[attr-defined]
+
+
+def play_again(worker: RolloutWorker) -> None:
+    worker.loop = load_loop("single_turn", {})
 
 
 def num_under_way(worker: RolloutWorker) -> int:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
+import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tqppo import space
 from tqppo.config import facts
 from tqppo.config.compile import compile_config
 from tqppo.config.diagnostics import render_text
@@ -44,7 +47,21 @@ class SavedActor:
         return self.checkpoint.folder / "actor"
 
     def export(self, to: Path, *, adapter: bool = False, dtype: str = "float32") -> None:
-        """Write a Hugging Face folder; with `adapter`, the LoRA adapter alone."""
+        """Write a Hugging Face folder; with `adapter`, the LoRA adapter alone. One that fails leaves no half of it."""
+        to = to.absolute()
+        partial = to.with_name(f".partial-{to.name}-{secrets.token_hex(4)}")
+        try:
+            self._write(partial, adapter=adapter, dtype=dtype)
+            space.sync_tree(partial)
+            to.mkdir(exist_ok=True)
+            for path in partial.iterdir():
+                path.rename(to / path.name)
+            partial.rmdir()
+        except BaseException:  # a signal, too
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+
+    def _write(self, to: Path, *, adapter: bool, dtype: str) -> None:
         from tqppo.workers.export import export_adapter, export_checkpoint
 
         model = str(self.run.model) if facts.makes_model(self.config) else self.config.model.path

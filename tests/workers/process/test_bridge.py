@@ -107,4 +107,4 @@ def test_a_thousand_calls_leak_neither_descriptors_nor_threads(queue: Queue, bat
     before = held()
     for _ in range(1000):
         bridge.run_columns(worker, Echo.add_one, batch)
-    assert held() == before
+    assert all(after <= earlier for after, earlier in zip(held(), before, strict=True))  # the collector may close some
