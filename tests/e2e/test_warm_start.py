@@ -37,6 +37,7 @@ num_prompts = 4
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("rank", [0, 4])
 def test_a_warm_start_on_own_demonstrations_is_the_base_of_the_run(cli: Cli, tiny_model: Path, rank: int) -> None:
     rows = [{"messages": [{"role": "user", "content": "21"}, {"role": "assistant", "content": "12"}]}] * 3
