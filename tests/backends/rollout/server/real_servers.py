@@ -165,7 +165,9 @@ def test_scores_are_those_of_the_embedded_engine(subject: Subject, compact: bool
         np.testing.assert_array_equal(theirs.top_ids[is_clear, :-1], ours.top_ids[is_clear, :-1])
 
 
-def test_a_server_that_already_runs_can_be_used_if_it_has_the_model(subject: Subject, tolerance: float) -> None:
+def test_a_server_that_already_runs_can_be_used_if_it_has_the_model(
+    subject: Subject, tolerance: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     running: Any = subject.engine
     attached = EngineSpec(
         model=str(subject.folder),
@@ -173,6 +175,9 @@ def test_a_server_that_already_runs_can_be_used_if_it_has_the_model(subject: Sub
         endpoint=subject.run(running.servers.live()).url,
         eos_token_ids=(EOS,),
     )
+    with pytest.raises(EngineError, match="answered 401"):  # on loopback too
+        subject.run(type(running)(attached).start())
+    monkeypatch.setenv("TQPPO_ROLLOUT_TOKEN", running.servers._api.token)
     engine = type(running)(attached)
     asked = request(prompts(1)[0], seed=9, max_new_tokens=8)
     subject.run(engine.start())
