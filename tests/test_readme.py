@@ -14,7 +14,6 @@ from tests.pages import ROOT, Page, checked, follow
 from tqppo import dataflow
 from tqppo.config.compile import compile_config
 from tqppo.config.diagnostics import render_text
-from tqppo.config.show.keys import all_keys
 
 README = Page.read("README.md")
 
@@ -79,12 +78,6 @@ def test_the_mistake_is_shown_as_the_readme_shows_it(folder: Path) -> None:
     (shown,) = re.findall(r"```\n(error\[.*?)```", README.text, re.DOTALL)
     (folder / "mine.toml").write_text('extends = "quickstart"\n\n[algorithm]\nadvantage = "grop"\n')
     assert render_text(compile_config(None, [Path("mine.toml")], environ={}).diagnostics) == shown
-
-
-def test_the_documentation_of_mode_says_what_each_mode_says_of_itself() -> None:
-    modes = ", ".join(f"{mode.name} ({mode.summary})" for mode in dataflow.MODES.values())
-    (documented,) = (key.doc for key in all_keys() if key.name == "mode")
-    assert documented == f"What to train with: {modes}."
 
 
 EVERYTHING = dataflow.Features(

@@ -243,6 +243,11 @@ def mode_names() -> list[str]:
     return [*MODES, *(name for name in plugins.names("mode") if name not in MODES)]
 
 
+def modes_described() -> str:
+    """The documentation of the setting `mode`."""
+    return f"What to train with: {', '.join(f'{mode.name} ({mode.summary})' for mode in MODES.values())}."
+
+
 def mode_named(name: str) -> Mode:
     """A built-in or installed mode; an unknown name is a `BackendError` that lists the known ones."""
     if name in MODES:

@@ -10,7 +10,7 @@ import tqppo
 
 PACKAGE = Path(tqppo.__file__).parent
 GROUND_FLOOR = {"builtin", "columns", "dataflow", "devices", "engines", "errors", "plugins", "protocols"}
-GROUND_FLOOR |= {"space", "tables", "untrusted"}
+GROUND_FLOOR |= {"space", "tables", "units", "untrusted"}
 
 
 def module_name(path: Path) -> str:

@@ -79,7 +79,7 @@ def test_two_children_of_one_name_are_an_error() -> None:
     llm = session(RecordingEngine())
     llm.child("left").child("deep")
     llm.child("right").child("deep")
-    with pytest.raises(ValueError, match="a child called 'left' already"):
+    with pytest.raises(ValueError, match="already has a child called 'left'"):
         llm.child("left")
 
 

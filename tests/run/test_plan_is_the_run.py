@@ -33,12 +33,12 @@ OVERRIDES: dict[str, tuple[str, ...]] = {
     "rejection": ("algorithm.old_logprobs=recompute", "algorithm.reject=seq_mean"),
     "sessions": ("algorithm.aggregate=session-mean",),
     "refilled groups": ("rollout.on_incomplete_group=refill", "algorithm.filter_max_rounds=3"),
-    "two ranks": ("actor.ranks=2",),
 }
-# What only a mode without a critic has.
+# What only a mode without a critic has, and two ranks, for which some presets have no GPU.
 COMPARED: dict[str, tuple[str, ...]] = {
     "greedy baseline": ("algorithm.advantage=remax",),
-    "token baseline": ("algorithm.advantage=optimal_token_baseline",),
+    "token baseline": ("algorithm.advantage=optimal_token_baseline", "algorithm.old_logprobs=recompute"),
+    "two ranks": ("actor.ranks=2",),
     "steps of agents": ("algorithm.advantage=gigpo",),
     "credit for turns": ("algorithm.credit=turn",),
     "credit for trajectories": ("algorithm.credit=trajectory",),

@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import ConfigDict, TypeAdapter
 from pydantic.fields import FieldInfo
 
-from tqppo import dataflow
 from tqppo.config.sections import Config, Section, TeacherSection
+from tqppo.dataflow import modes_described
 
 _STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 _WORDS: dict[object, str] = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
@@ -32,10 +32,7 @@ class Setting:
     @property
     def doc(self) -> str:
         """The sentence of the config's class; that of `mode` lists the built-in modes as they describe themselves."""
-        if self.key == "mode":
-            modes = ", ".join(f"{mode.name} ({mode.summary})" for mode in dataflow.MODES.values())
-            return f"What to train with: {modes}."
-        return self.field.description or ""
+        return modes_described() if self.key == "mode" else self.field.description or ""
 
     @property
     def default(self) -> object:

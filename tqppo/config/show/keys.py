@@ -66,11 +66,14 @@ def _read() -> tuple[Key, ...]:
         elif name == "teachers":
             inner, prefix = "TeacherSection", "teachers.*"
         else:
-            values = tuple(dataflow.mode_names()) if name == "mode" else _values(annotation, aliases)
-            keys.append(Key(name, doc, values))
+            keys.append(_mode() if name == "mode" else Key(name, doc, _values(annotation, aliases)))
             continue
         keys += [Key(f"{prefix}.{each}", text, _values(kind, aliases)) for each, kind, text in _fields(classes, inner)]
     return tuple(keys)
+
+
+def _mode() -> Key:
+    return Key("mode", dataflow.modes_described(), tuple(dataflow.mode_names()))
 
 
 def _fields(classes: dict[str, ast.ClassDef], name: str) -> list[tuple[str, ast.expr, str]]:
