@@ -154,6 +154,7 @@ class EngineSpec:
     request_timeout_s: float = 600.0
     max_restarts: int = 3
     engine_args: Mapping[str, Any] = field(default_factory=dict)
+    scores_hidden: bool = False  # `score` will be asked for hidden states, which servers give only if they know it
 
     def on(self, seat: Seat) -> EngineSpec:
         """The settings with the GPUs of this seat. A server to attach to has its own, which are not known here."""

@@ -6,6 +6,7 @@ import base64
 import math
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -59,6 +60,9 @@ class SGLangServer(ServerApi):
             "sampling-mask-max-tokens": MASK_TOKENS,
             "log-level": "warning",
         }
+        if spec.scores_hidden:
+            # Of a prompt in several chunks SGLang returns the states of the first one only.
+            common |= {"enable-return-hidden-states": True, "chunked-prefill-size": -1}
         return common | (self._gpu_arguments() if self.on_gpu else self._cpu_arguments())
 
     def _gpu_arguments(self) -> Arguments:
@@ -79,6 +83,7 @@ class SGLangServer(ServerApi):
             "cuda-graph-backend-prefill": "disabled",
             "disable-overlap-schedule": True,
             # SGLang would size the cache by the machine's memory.
+            "mem-fraction-static": self.spec.memory_fraction,  # its own choice is negative with prompts of one chunk
             "max-total-tokens": cache_tokens(self.spec, self.spec.max_context_tokens + RESERVED_TOKENS),
             "sleep-on-idle": True,  # an idle server would keep a core busy
         }
@@ -103,6 +108,11 @@ class SGLangServer(ServerApi):
             settings = await server.ask("GET", "/server_info", timeout_s=CONTROL_TIMEOUT_S)
             if not settings["skip_tokenizer_init"]:
                 raise EngineError(f"SGLang {settings['version']} at {server.url} needs --skip-tokenizer-init")
+            if self.spec.scores_hidden and not settings.get("enable_return_hidden_states"):
+                raise EngineError(
+                    f"SGLang {settings['version']} at {server.url} gives no hidden states: start it with "
+                    "--enable-return-hidden-states --chunked-prefill-size -1, or choose a top-k loss"
+                )
         elif info["served_model_name"] != self.served_name:
             found = info["served_model_name"]
             raise EngineError(f"{server.url} is not the server that was started there: it serves {found!r}")
@@ -150,7 +160,9 @@ class SGLangServer(ServerApi):
             },
         }
 
-    async def score(self, server: EngineServer, tokens: Sequence[int], top_k: int, start: int) -> Scores:
+    async def score(
+        self, server: EngineServer, tokens: Sequence[int], top_k: int, start: int, *, hidden: bool
+    ) -> Scores:
         body = {
             "rid": f"score.{next(self.numbers)}",
             "input_ids": list(tokens),
@@ -160,11 +172,15 @@ class SGLangServer(ServerApi):
             # Arrays in base64 instead of lists; versions that do not know the flags ignore them.
             "return_flat_raw_top_logprobs": self.compact_scores,
             "return_flat_raw_top_logprobs_b64": self.compact_scores,
-            "sampling_params": {"temperature": 1.0, "max_new_tokens": 0},
+            "return_hidden_states": hidden,
+            # Without a new token SGLang returns no hidden states.
+            "sampling_params": {"temperature": 1.0, "max_new_tokens": int(hidden)},
         }
         answer = await server.ask("POST", "/generate", body, timeout_s=self.spec.request_timeout_s)
-        self.check_label({answer["meta_info"]["weight_version"]})
-        return _scores(len(tokens), answer["meta_info"], top_k, start)
+        meta = answer["meta_info"]
+        self.check_label({meta["weight_version"]})
+        scores = _scores(len(tokens), meta, top_k, start)
+        return replace(scores, hidden=_hidden(len(tokens), meta, start)) if hidden else scores
 
     async def abort(self, server: EngineServer, request_id: str) -> None:
         await server.ask("POST", "/abort_request", {"rid": request_id}, timeout_s=CONTROL_TIMEOUT_S)
@@ -247,6 +263,19 @@ def _scores(num_tokens: int, meta: Mapping[str, Any], top_k: int, start: int) ->
         for rank, entry in enumerate(found[:top_k]):
             scores.top_logprobs[row, rank], scores.top_ids[row, rank] = entry[0], entry[1]
     return scores
+
+
+def _hidden(num_tokens: int, meta: Mapping[str, Any], start: int) -> np.ndarray:
+    """Hidden states [S, H] from the prompt's last rows: those of a cached prefix do not come, and are 0."""
+    states = np.asarray(meta["hidden_states"][0], np.float32)
+    if states.ndim != 2 or not num_tokens - start <= len(states) <= num_tokens:
+        raise EngineError(
+            f"SGLang returned hidden states of shape {list(states.shape)} for {num_tokens} tokens from row {start} on: "
+            "a server to attach to needs --chunked-prefill-size -1"
+        )
+    rows, hidden = slice(start, num_tokens - 1), np.zeros((num_tokens, states.shape[1]), np.float32)
+    hidden[rows] = states[start - num_tokens : -1]
+    return hidden
 
 
 def _array(meta: Mapping[str, Any], name: str) -> np.ndarray:

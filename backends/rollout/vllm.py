@@ -136,7 +136,9 @@ class VLLMServer(ServerApi):
             reused_tokens=_num_cached(answer.get("usage")),
         )
 
-    async def score(self, server: EngineServer, tokens: Sequence[int], top_k: int, start: int) -> Scores:
+    async def score(
+        self, server: EngineServer, tokens: Sequence[int], top_k: int, start: int, *, hidden: bool
+    ) -> Scores:
         request_id = f"score.{next(self.numbers)}"
         if self.compact_scores:
             asked = {"token_ids": list(tokens), "top_k": top_k, "start": start, "request_id": request_id}

@@ -295,7 +295,10 @@ def learning_rows(results: Sequence[dict[str, Any]], names: Sequence[str]) -> li
 
 
 def learning(seeds: Sequence[int], names: Sequence[str], scratch: Path) -> dict[str, Any]:
-    results = [learn(seed, names, scratch, print) for seed in seeds]
+    results = []
+    for seed in seeds:
+        results.append(learn(seed, names, scratch, print))
+        save({"learning": {"seeds": results}})  # what was measured stays if a later seed fails
     starts = [each["curves"]["grpo"]["scores"][0] for each in results]
     ends = [each["curves"]["grpo"]["scores"][-1] for each in results]
     show(
@@ -416,6 +419,10 @@ def main() -> None:
             figures["overlap"] = overlap(scratch)
     if "wire" in chosen.parts:
         figures["wire"] = wire()
+    save(figures)
+
+
+def save(figures: dict[str, Any]) -> None:
     OUTPUT.mkdir(exist_ok=True)
     (OUTPUT / "distill.json").write_text(json.dumps(figures, indent=2) + "\n")
 

@@ -31,7 +31,6 @@ def test_the_quickstart_trains_on_a_genuine_engine(cli: Cli, backend: str, sync:
         assert row["training/rollout_actor_probs_pearson_corr"] > 0.9999
 
 
-@pytest.mark.long
 def test_genuine_teachers_teach_what_embedded_ones_do(cli: Cli) -> None:
     smaller = ["run.max_steps=2", "data.batch_size=16", "actor.mini_batch_size=8", "validation.num_prompts=8"]
     smaller += ["model.hidden_size=128"]  # servers need heads of 32; the preset's have 16

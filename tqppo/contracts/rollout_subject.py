@@ -137,15 +137,17 @@ def event_loop_of_run() -> Iterator[asyncio.AbstractEventLoop]:
 def open_subject(
     name: str, folder: Path, loop: asyncio.AbstractEventLoop, options: Fields, log_dir: Path
 ) -> Iterator[Subject]:
+    engine_type = plugins.load("rollout", name)
     settings = {
         "model": str(folder),
+        "scores_hidden": engine_type.capabilities.score_hidden,
         "max_context_tokens": MAX_CONTEXT,
         "prefix_cache_bytes": 1 << 20,
         "eos_token_ids": (EOS,),
         "log_dir": str(log_dir),
         **options,
     }
-    engine = plugins.load("rollout", name)(EngineSpec(**settings))
+    engine = engine_type(EngineSpec(**settings))
     try:
         loop.run_until_complete(engine.start())
         yield Subject(engine, folder, loop)

@@ -10,8 +10,8 @@ from importlib.metadata import entry_points
 
 from tqppo.protocols import EngineCapabilities
 
-# Neither server scores with hidden states. SGLang would send them as JSON numbers that its scheduler makes: some 70 KB
-# a token of a 7B model, a hundred times the top 64 tokens. vLLM has them only in servers that do nothing but pooling.
+# SGLang sends hidden states as JSON numbers that its scheduler makes: some 20 bytes a number, so that the top 64 tokens
+# are the better choice for wide models. vLLM has hidden states only in servers that do nothing but pooling.
 BUILT_IN: dict[str, EngineCapabilities] = {
     "embedded": EngineCapabilities(
         score_top_k=2**31 - 1,
@@ -26,6 +26,7 @@ BUILT_IN: dict[str, EngineCapabilities] = {
     ),
     "sglang": EngineCapabilities(
         score_top_k=1024,
+        score_hidden=True,
         needs_environment=True,
         attach=True,
         tensor_parallel=True,

@@ -300,6 +300,7 @@ def teacher_engine(config: Config, paths: RunPaths, name: str) -> EngineSpec:
         request_timeout_s=config.distillation.timeout_s,
         max_restarts=teacher.max_restarts,
         engine_args=dict(teacher.engine_args),
+        scores_hidden=facts.features(config).teacher_hidden,
     )
 
 

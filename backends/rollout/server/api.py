@@ -73,8 +73,10 @@ class ServerApi(ABC):
         """Answer a request; `weight_version` of the completion is filled in by the engine."""
 
     @abstractmethod
-    async def score(self, server: EngineServer, tokens: Sequence[int], top_k: int, start: int) -> Scores:
-        """See `RolloutEngine.score`; at least one row is asked for."""
+    async def score(
+        self, server: EngineServer, tokens: Sequence[int], top_k: int, start: int, *, hidden: bool
+    ) -> Scores:
+        """See `RolloutEngine.score`; at least one row is asked for. `hidden` only if the engine is capable of it."""
 
     @abstractmethod
     async def abort(self, server: EngineServer, request_id: str) -> None:

@@ -109,13 +109,13 @@ class ServerEngine:
             await asyncio.sleep(0.02)
 
     async def score(self, tokens: Sequence[int], top_k: int = 0, *, start: int = 0, hidden: bool = False) -> Scores:
-        if hidden:
+        if hidden and not self.capabilities.score_hidden:
             raise EngineError(f"{self.api.backend} returns no hidden states; the embedded engine does")
         check_sequence(self.spec, tokens, start)
         if start == len(tokens) - 1:
             return no_scores(len(tokens), top_k)
         async with self._sending, self._gate.passing():
-            return await self.servers.call(lambda server: self.api.score(server, tokens, top_k, start))
+            return await self.servers.call(lambda server: self.api.score(server, tokens, top_k, start, hidden=hidden))
 
     async def score_many(
         self, sequences: Sequence[Sequence[int]], top_k: int = 0, *, starts: Sequence[int] = (), hidden: bool = False

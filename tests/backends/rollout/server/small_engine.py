@@ -44,7 +44,7 @@ class SmallApi(api.ServerApi):
         answer = await server.ask("POST", "/generate", body, timeout_s=self.spec.request_timeout_s)
         return Completion([answer["seed"], answer["pid"]], [0.0, 0.0], "abort" if answer["aborted"] else "stop", 0)
 
-    async def score(self, server: Any, tokens: Sequence[int], top_k: int, start: int) -> Scores:
+    async def score(self, server: Any, tokens: Sequence[int], top_k: int, start: int, *, hidden: bool) -> Scores:
         empty = np.zeros((len(tokens), top_k), np.float32)
         return Scores(np.zeros(len(tokens), np.float32), empty.astype(np.int32), empty)
 

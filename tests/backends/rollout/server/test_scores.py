@@ -202,7 +202,7 @@ def test_sglang_is_asked_for_arrays_from_the_start_row_on(tmp_path: Path) -> Non
             return {"meta_info": {**sglang_answer(1), "weight_version": "default"}}
 
     api = sglang.SGLangServer(EngineSpec(model=str(tmp_path), max_context_tokens=8))
-    found = asyncio.run(api.score(Server(), TOKENS, 0, 1))
+    found = asyncio.run(api.score(Server(), TOKENS, 0, 1, hidden=False))
     assert found.logprobs.tolist() == [0.0, -2.5, -3.5, 0.0]
     assert (asked[0]["logprob_start_len"], asked[0]["return_flat_raw_top_logprobs_b64"]) == (1, True)
 
@@ -214,3 +214,15 @@ def test_what_cannot_be_scored_is_refused_with_the_numbers() -> None:
         scores.check_sequence(spec, [1] * 9, 0)
     with pytest.raises(EngineError, match="start is 8"):
         scores.check_sequence(spec, [1] * 8, 8)
+
+
+def test_sglangs_hidden_states_are_those_of_the_last_rows() -> None:
+    states = np.arange(12.0).reshape(4, 3)  # of the last 4 of 5 tokens: the first was cached
+    found = sglang._hidden(5, {"hidden_states": [states.tolist()]}, 2)
+    np.testing.assert_array_equal(found, [[0, 0, 0], [0, 0, 0], states[1], states[2], [0, 0, 0]])
+
+
+@pytest.mark.parametrize("states", [[], [[0.0, 1.0]] * 2, [[0.0, 1.0]] * 6])
+def test_hidden_states_of_another_number_of_tokens_are_refused(states: list[list[float]]) -> None:
+    with pytest.raises(EngineError, match="for 5 tokens from row 2 on"):
+        sglang._hidden(5, {"hidden_states": [states]}, 2)
