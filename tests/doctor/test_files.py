@@ -46,3 +46,9 @@ def test_validate_config_shows_them_and_still_prints_the_plan(folder: Path) -> N
     result = CliRunner().invoke(app, ["validate-config", "--config", "mine/run.toml", "--set", "warm_start.steps=0"])
     assert result.exit_code == 0, result.output
     assert "warning[W623]" in result.output
+
+
+def test_a_data_file_of_a_preset_comes_with_the_command_that_makes_it(folder: Path) -> None:
+    train, *_ = missing_files(compile_config("grpo-7b", [], [], {}))
+    assert train.key == "data.train"
+    assert train.fix == "make it with `tqppo data get gsm8k`"

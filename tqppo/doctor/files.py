@@ -12,6 +12,7 @@ from tqppo.config.checks.registry import Context
 from tqppo.config.diagnostics import Diagnostic, in_order
 from tqppo.config.facts import named_models
 from tqppo.data.files import missing
+from tqppo.data.recipes import command_for
 
 if TYPE_CHECKING:
     from tqppo.config.compilation import Compilation
@@ -27,8 +28,14 @@ def _data(context: Context) -> Iterator[Diagnostic]:
     for key in ("data.train", "validation.data", "warm_start.data"):
         for source in _texts(context.value(key)):
             if source and not source.startswith(NO_FILE) and not tables.expand(source):
-                fix = "make the file, or correct the path: in a TOML file it is relative to that file"
-                yield context.report("W623", missing(source), (key,), found=f'"{source}"', fix=fix)
+                yield context.report("W623", missing(source), (key,), found=f'"{source}"', fix=_way_to(source))
+
+
+def _way_to(source: str) -> str:
+    """How to get a data file: the command that makes it, if there is one."""
+    if command := command_for(Path(source)):
+        return f"make it with `{command}`"
+    return "make the file, or correct the path: in a TOML file of yours it is relative to that file"
 
 
 def _code(context: Context) -> Iterator[Diagnostic]:
