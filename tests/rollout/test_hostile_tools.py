@@ -1,4 +1,4 @@
-"""Many sessions with tools that are slow, crash, hang, print without end or return hostile bytes; some sessions fail."""
+"""Many sessions with tools that are slow, crash, hang, print without end and return hostile bytes; some fail."""
 
 from __future__ import annotations
 
