@@ -13,6 +13,8 @@ import sys
 import time
 from collections import defaultdict
 
+os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")  # on a busy machine a node takes longer than Ray's 30 s
+
 import ray
 from ray._private.state import actors
 from ray.cluster_utils import Cluster
