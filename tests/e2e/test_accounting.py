@@ -87,17 +87,34 @@ def test_random_failures_leave_no_keys_and_every_prompt_is_accounted_for(cli: Cl
     assert all(f"step {step} trains on" in said for step in short)
 
 
-@pytest.mark.long
-def test_two_nodes_give_the_metrics_and_weights_of_one(cli: Cli) -> None:
-    """Two replicas and two ranks over two Ray nodes, with tensors stored on both, against the same on one node."""
+def assert_two_nodes_do_what_one_does(cli: Cli, mode: str, *settings: str) -> dict[str, list[str]]:
+    """Trains on one node and on two, compares all figures and weights; returns who was on which of the two nodes."""
     (cli.folder / "flaky.py").write_text(FLAKY)
-    arguments = cli.train_arguments("one", "ppo", *SETTINGS, "run.max_steps=3", "critic.ranks=2")
+    arguments = cli.train_arguments("one", mode, *SETTINGS, "run.max_steps=3", *settings)
     cli.run(*arguments, timeout_s=800)
     arguments[arguments.index("one")] = "two"
     command = [sys.executable, str(TWO_NODES), str(cli.runs), *arguments]
     ended = subprocess.run(command, cwd=cli.folder, capture_output=True, text=True, timeout=800, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "processes on 2 nodes" in ended.stdout
     one, two = (metrics.comparable(cli.runs / name / "metrics.jsonl") for name in ("one", "two"))
     assert one == two
     assert cli.weights("one") == cli.weights("two")
+    places: dict[str, list[str]] = json.loads(ended.stdout.splitlines()[-1])
+    return places
+
+
+@pytest.mark.long
+def test_two_nodes_give_the_metrics_and_weights_of_one(cli: Cli) -> None:
+    """Two replicas and two ranks of actor and critic fill both nodes, so that tensors are stored on both."""
+    places = assert_two_nodes_do_what_one_does(cli, "ppo", "critic.ranks=2")
+    assert {node for nodes in places.values() for node in nodes} == {"head", "second"}
+
+
+@pytest.mark.long
+def test_rollout_and_actor_on_different_nodes_give_the_metrics_and_weights_of_one(cli: Cli) -> None:
+    """One process fills a node: rows are stored where they are sampled, and the actor reads them from another node."""
+    apart = ("cluster.colocate=false", "rollout.replicas=1", "actor.ranks=1")
+    places = assert_two_nodes_do_what_one_does(cli, "grpo", *apart)
+    assert len(places["RolloutWorker"]) == len(places["RankProcess"]) == 1
+    assert places["RolloutWorker"] != places["RankProcess"]
+    assert places["IndexActor"] == ["head"]

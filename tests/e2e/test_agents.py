@@ -80,7 +80,6 @@ def trajectories(run: Path) -> list[object]:
 
 
 @pytest.mark.engines
-@pytest.mark.long
 @pytest.mark.parametrize("backend", ["vllm", "sglang"])
 def test_the_agent_preset_trains_on_a_genuine_engine(cli: Cli, backend: str) -> None:
     settings = (f'rollout.backend="{backend}"', "run.max_steps=2", 'algorithm.old_logprobs="recompute"')

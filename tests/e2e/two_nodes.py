@@ -1,20 +1,25 @@
 """Trains on two Ray nodes of this machine, each just large enough for half of the run's processes.
 
-`python two_nodes.py RUNS train --config …` is `tqppo train --config …` on them, with the runs in the folder RUNS.
+`python two_nodes.py RUNS train --config …` is `tqppo train --config …` on them, with the runs in the folder RUNS. Its
+last line says on which of the nodes each kind of process was seen, as JSON: {"RolloutWorker": ["second"], …}.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import time
+from collections import defaultdict
+
+os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")  # on a busy machine a node takes longer than Ray's 30 s
 
 import ray
-from ray._private.state import available_resources_per_node
+from ray._private.state import actors
 from ray.cluster_utils import Cluster
 
-CPUS = 1  # of each node: three roles share a CPU, so that three of the six processes fit on it
+CPUS = 1  # of each node; roles share a CPU as the config says, so that half of the processes fit on it
 MIB = 1 << 20
 
 
@@ -27,12 +32,13 @@ def main(runs: str, arguments: list[str]) -> int:
         command += ["--set", f'cluster.address="{cluster.address}"']
         run = subprocess.Popen(command, env={**os.environ, "TQPPO__RUN__DIR": runs, "OMP_NUM_THREADS": "1"})
         ray.init(address=cluster.address, log_to_driver=False)
-        busy: set[str] = set()
+        places: dict[str, set[str]] = defaultdict(set)
         while run.poll() is None:
-            left = available_resources_per_node()
-            busy |= {node for node, resources in left.items() if resources.get("CPU", 0.0) < CPUS}
+            for actor in actors(actor_state_name="ALIVE").values():
+                is_head = actor["Address"]["NodeID"] == cluster.head_node.node_id
+                places[actor["ActorClassName"]].add("head" if is_head else "second")
             time.sleep(0.5)
-        print(f"processes on {len(busy)} nodes", flush=True)
+        print(json.dumps({name: sorted(nodes) for name, nodes in places.items()}), flush=True)
         return run.returncode
     finally:
         ray.shutdown()

@@ -1,4 +1,4 @@
-"""Many sessions with tools that crash, hang, print without end and return hostile bytes, and sessions that fail."""
+"""Many sessions with tools that are slow, crash, hang, print without end and return hostile bytes; some fail."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -25,14 +26,19 @@ from tqppo.rollout.loops.tools import ToolLoop
 from tqppo.rollout.session import Session
 from tqppo.rollout.teachers.figures import RolloutReport
 from tqppo.rollout.worker import RolloutSpec, RolloutWorker
+from tqppo.run.live import Validator
 from tqppo.trainers.groups import CollectorOptions, GroupCollector
 from tqppo.trainers.stages import Clock, PaddingStage, RolloutStage
 
 TOOLS = """
-import os, signal, sys
+import os, random, signal, time
 
 def fine(text: str) -> str:
     return text[::-1]
+
+def slow(text: str) -> str:
+    time.sleep(0.1 * random.random())
+    return text
 
 def crash(text: str) -> str:
     os.kill(os.getpid(), signal.SIGSEGV)
@@ -54,7 +60,8 @@ def long(text: str) -> str:
 def raw(text: str) -> bytes:
     return bytes(range(256)) * 99
 """
-CALLS = ("fine", "fine", "fine", "crash", "long", "raw", "fine", "missing")
+NAMES = ("fine", "slow", "crash", "hang", "shout", "long", "raw")
+CALLS = ("fine", "slow", "fine", "crash", "long", "raw", "fine", "missing")
 
 
 class CallingEngine:
@@ -113,7 +120,7 @@ def engines(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         "calling", EngineSpec(str(tiny_model), 1024), str(tiny_model), ScorerSpec("exact_match"), session_retries=1
     )
     worker = RolloutWorker(spec, queue)
-    names = [f"{tmp_path}/hostile_tools.py:{name}" for name in ("fine", "crash", "hang", "shout", "long", "raw")]
+    names = [f"{tmp_path}/hostile_tools.py:{name}" for name in NAMES]
     worker.loop = FlakyLoop(names, parser="tiny", max_turns=3, timeout_s=0.5, workers=2)
     loop = asyncio.new_event_loop()
     loop.run_until_complete(worker.start())
@@ -124,7 +131,7 @@ def engines(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("steps", [3, pytest.param(50, marks=[pytest.mark.long, pytest.mark.timeout(900)])])
-def test_no_key_session_or_process_is_left_after_any_step(engines: InProcess, steps: int) -> None:
+def test_no_key_session_or_process_is_left_after_any_step_and_validation(engines: InProcess, steps: int) -> None:
     queue, prompts = engines.worker.queue, iter(prompt_numbers())
     events: list[Event] = []
     draw = lambda count: [next(prompts) for _ in range(count)]  # noqa: E731
@@ -134,24 +141,39 @@ def test_no_key_session_or_process_is_left_after_any_step(engines: InProcess, st
         engines, GroupCollector(queue, draw, options, events.append), Clock(), task, 6, probe=lambda: None
     )
     padding = PaddingStage(queue, Clock(), multiple=16)
+    validator = validator_of(engines)
     before, totals = len(lifeline.descendants(os.getpid())), Counter[str]()
     for step in range(1, steps + 1):
         batch, metrics = rollout.generate(step)
         batch, _ = padding.fill(batch, step)
         queue.clear(batch)
-        assert not queue.list().keys, f"step {step} left keys"
-        engine: Any = engines.worker.engine
-        assert not engine.live, f"step {step} left sessions on the engine"
+        assert_nothing_left(engines, f"step {step}")
+        assert "val-core/s/acc/greedy" in validator.run()
+        assert_nothing_left(engines, f"the validation after step {step}")
         assert metrics["groups/dispatched"] == metrics["groups/trained"] + metrics["groups/failed"]
         assert metrics["agent/retokenized_tokens"] == 0
         totals.update({name: value for name, value in metrics.items() if name.startswith(("tool/", "groups/"))})
     assert len(lifeline.descendants(os.getpid())) <= before
     assert totals["groups/failed"] == sum(type(event).__name__ == "GroupLeftOut" for event in events) > 0
     assert totals["tool/crash/errors"] == totals["tool/crash/calls"] > 0
+    assert totals["tool/slow/calls"] > totals["tool/slow/errors"] == 0
     assert totals["tool/raw/calls"] > totals["tool/raw/errors"] == 0
     if steps > 10:
         for name in ("hang", "shout"):
             assert totals[f"tool/{name}/errors"] == totals[f"tool/{name}/calls"] > 0
+
+
+def assert_nothing_left(engines: InProcess, after: str) -> None:
+    queue, engine = engines.worker.queue, engines.worker.engine
+    for partition in ("train", "val"):
+        assert not queue.list(partition).keys, f"{after} left keys"
+    assert not engine.live, f"{after} left sessions on the engine"  # type: ignore[attr-defined]
+
+
+def validator_of(engines: InProcess) -> Validator:
+    pool: Any = engines
+    task = Assignment(0, 0, 1, Sampling(max_new_tokens=24), partition="val", greedy=True, keep_tensors=False)
+    return Validator(pool, engines.worker.queue, Clock(), list(islice(prompt_numbers(), 4)), task)
 
 
 def prompt_numbers() -> Iterator[Prompt]:

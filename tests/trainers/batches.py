@@ -13,6 +13,8 @@ from tqppo.dataflow import Features
 from tqppo.protocols import Metrics
 from tqppo.queue.client import Queue
 from tqppo.queue.meta import BatchMeta, Jagged
+from tqppo.rollout.trajectory import Trajectory
+from tqppo.rollout.turns import turn_columns
 from tqppo.trainers.stages import Clock, PaddingStage
 from tqppo.workers.actor import Actor
 from tqppo.workers.critic import Critic
@@ -39,6 +41,16 @@ class RandomRow:
     @property
     def key(self) -> str:
         return f"{self.uid}_{self.session}_{self.trajectory}"
+
+    def trajectory_with_turns(self) -> Trajectory:
+        """This row as one turn or two, which begin in one of three states that prompts have in common."""
+        begin = len(self.tokens) - self.response_len
+        ends = (self.response_len // 2, self.response_len) if self.response_len > 1 else (self.response_len,)
+        anchors = [f"state {(self.tokens[0] + i) % 3}" for i in range(len(ends))]
+        logprobs = [-5.5] * self.response_len
+        return Trajectory(
+            self.tokens[:begin], self.tokens[begin:], self.mask, logprobs, "stop", 0, turn_ends=ends, anchors=anchors
+        )
 
     def tags(self) -> dict[str, Any]:
         return {
@@ -123,6 +135,8 @@ class Bench:
             "rollout_logprobs": Jagged(torch.full((sum(lengths),), -5.5), lengths),
             "reward": torch.tensor([row.reward for row in order]),
         }
+        if self.features.credits_turns:
+            columns |= turn_columns([(row.trajectory_with_turns(), row.reward) for row in order])
         self.queue.put([row.key for row in order], columns, tags=[row.tags() for row in order])
         batch = self.queue.list().in_order()
         padded, _ = PaddingStage(self.queue, Clock(), variant.multiple).fill(batch, 1)
@@ -146,7 +160,7 @@ class Bench:
 
     def estimate(self, batch: BatchMeta) -> Metrics:
         limits = {"max_prompt_tokens": 9, "max_response_tokens": 7, "features": self.features}
-        name = "gae" if self.features.uses_values else "grpo"
+        name = "gae" if self.features.uses_values else "gigpo" if self.features.credits_turns else "grpo"
         spec = EstimatorSpec(name, EstimateOptions(single_session="raw"), **limits)
         return Estimator(spec, self.queue).estimate(batch, 0.0)[1]
 

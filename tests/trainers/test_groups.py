@@ -10,7 +10,7 @@ import torch
 
 from tqppo.data.prompts import Prompt
 from tqppo.errors import QueueError, TrainingAborted
-from tqppo.metrics.events import Event, GroupLeftOut, ShortBatch
+from tqppo.metrics.events import Event, GroupLeftOut, SessionsLeftOut, ShortBatch
 from tqppo.queue.client import Queue
 from tqppo.trainers.groups import CollectorOptions, GroupCollector, Ledger
 
@@ -83,6 +83,13 @@ def test_an_incomplete_group_follows_its_policy(queue: Queue, policy: str, expec
     assert set(queue.list().keys) == set(batch.keys)
     lost = metrics["training/rollout_failure/evicted_samples"]
     assert lost == (0.0 if policy == "keep" else 1.0)
+
+
+def test_sessions_that_a_kept_group_goes_on_without_have_an_event_with_the_reason(queue: Queue) -> None:
+    world = World(queue, [GOOD, BAD])
+    _, metrics = world.collector(on_incomplete="keep").collect(3, world.generate, 5)
+    assert world.events == [SessionsLeftOut(step=5, prompt="p1", sessions=1, reason="it broke")]
+    assert metrics["sessions/failed"] == 1.0
 
 
 def test_groups_without_signal_are_replaced_when_they_are_filtered(queue: Queue) -> None:

@@ -38,6 +38,11 @@ def grpo(queue: Queue, tiny_model: Path) -> Bench:
 
 
 @pytest.fixture(scope="module")
+def gigpo(queue: Queue, tiny_model: Path) -> Bench:
+    return Bench(queue, str(tiny_model), Features(has_session_weights=True, credits_turns=True))
+
+
+@pytest.fixture(scope="module")
 def ppo(queue: Queue, tiny_model: Path) -> Bench:
     return Bench(queue, str(tiny_model), Features(has_critic=True, uses_values=True, has_session_weights=True))
 
@@ -67,6 +72,17 @@ def test_an_actors_gradient_and_every_metric_are_those_of_the_rows_alone(
     rows, loss = random_rows(seed), PolicyLossSpec(aggregate=aggregate, horizon=7, entropy_coef=0.01)
     plain = grpo.step(rows, Variant(), Actor, policy_loss=loss)
     assert_same(plain, grpo.step(rows, variant, Actor, policy_loss=loss))
+
+
+@CALM
+@given(seed=st.integers(0, 10_000), variant=VARIANTS)
+def test_credit_by_turn_and_by_state_does_not_notice_how_rows_were_padded_ordered_or_cut(
+    gigpo: Bench, seed: int, variant: Variant
+) -> None:
+    rows, loss = random_rows(seed), PolicyLossSpec(aggregate="session-mean", entropy_coef=0.01)
+    plain = gigpo.step(rows, Variant(), Actor, policy_loss=loss)
+    assert "training/step_groups" in plain[0]
+    assert_same(plain, gigpo.step(rows, variant, Actor, policy_loss=loss))
 
 
 @CALM

@@ -31,6 +31,23 @@ class GroupLeftOut:
 
 
 @dataclass(frozen=True, slots=True)
+class SessionsLeftOut:
+    """Sessions of a prompt that failed, where the group goes on without them, and why the first of them failed."""
+
+    name: ClassVar[str] = "sessions_left_out"
+
+    step: int
+    prompt: str
+    sessions: int
+    reason: str
+
+    @property
+    def notice(self) -> str:
+        """Returns no notice: the metric `sessions/failed` counts these."""
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
 class ShortBatch:
     """A step that ran out of rounds: fewer groups than the config asks for, or groups without signal among them."""
 
@@ -100,7 +117,7 @@ class TrajectoriesNotWritten:
         return f"the trajectories of step {self.step} were not written, training goes on: {self.problem}"
 
 
-Event = GroupLeftOut | ShortBatch | NothingToTrain | IdleGpus | TrajectoriesNotWritten
+Event = GroupLeftOut | SessionsLeftOut | ShortBatch | NothingToTrain | IdleGpus | TrajectoriesNotWritten
 ReportEvent = Callable[[Event], None]
 
 

@@ -13,7 +13,7 @@ from typing import Literal
 
 from tqppo.data.prompts import Prompt
 from tqppo.errors import QueueError, TrainingAborted
-from tqppo.metrics.events import GroupLeftOut, LeftOutAs, ReportEvent, ShortBatch, unreported
+from tqppo.metrics.events import GroupLeftOut, LeftOutAs, ReportEvent, SessionsLeftOut, ShortBatch, unreported
 from tqppo.protocols import Metrics
 from tqppo.queue.client import Queue
 from tqppo.queue.meta import BatchMeta
@@ -40,6 +40,7 @@ class PromptGroup:
     uid: str
     status: str
     error: str
+    failed_sessions: int
     rows: BatchMeta
 
     def has_no_signal(self) -> bool:
@@ -158,7 +159,7 @@ class GroupCollector:
             if len(rows[uid]) != tags["rows"]:
                 raise QueueError(f"prompt {uid} wrote {tags['rows']} rows, and the queue has {len(rows[uid])} of them")
         return [
-            PromptGroup(uid, tags["status"], tags["error"], everything.take(rows[uid]))
+            PromptGroup(uid, tags["status"], tags["error"], tags["failed_sessions"], everything.take(rows[uid]))
             for uid, tags in zip(markers.keys, markers.tags, strict=True)
         ]
 
@@ -175,7 +176,10 @@ class GroupCollector:
             outcome: LeftOutAs = "dropped" if group.status == "dropped" else "failed"
             found.ledger.failed_rows += self._leave_out(group, found, outcome, group.why_left_out)
             found.num_to_replace += policy == "refill"
-        elif self.options.filter_groups and group.has_no_signal():
+            return
+        if group.failed_sessions:
+            self.report(SessionsLeftOut(found.number, group.uid, group.failed_sessions, group.why_left_out))
+        if self.options.filter_groups and group.has_no_signal():
             found.without_signal.append(group)
         else:
             found.kept.append(group)
