@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import BinaryIO
 
@@ -157,6 +158,11 @@ class Place:
     begin: int
     end: int
 
+    def fits(self) -> bool:
+        """Whether the bytes are as many as the type and the shape need."""
+        is_shape = isinstance(self.shape, list) and all(type(size) is int and size >= 0 for size in self.shape)
+        return is_shape and self.end - self.begin == self.dtype.itemsize * prod(self.shape)
+
 
 @dataclass(frozen=True, slots=True)
 class MappedFile:
@@ -199,10 +205,12 @@ def read_header(file: BinaryIO) -> tuple[bytes, dict[str, Place]]:
     header = file.read(min(length, num_bytes))  # a damaged length may be larger than the memory
     try:
         places = _places(header)
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"its header is not understood: {error!r}") from error
     if any(place.end > num_bytes for place in places.values()):
         raise ValueError("it is shorter than its header says")
+    if wrong := [name for name, place in places.items() if not place.fits()]:
+        raise ValueError(f"its header gives tensor {wrong[0]!r:.80} another number of bytes than its shape has")
     return header, places
 
 
