@@ -159,11 +159,12 @@ def _check_table(table: object, what: str) -> None:
 
 
 def _is_cells(part: object, length: int) -> bool:
-    return isinstance(part, list) and len(part) == length and all(each == -1 or _is_count(each) for each in part)
+    is_list = isinstance(part, list) and len(part) == length
+    return is_list and all(each == -1 or _is_count(each, limit=2**31) for each in cast("list[object]", part))
 
 
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**62
+def _is_count(value: object, *, limit: int = 2**62) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < limit
 
 
 # -- blocks ------------------------------------------------------------------------------------------------------------

@@ -72,9 +72,12 @@ def deferring() -> Iterator[list[OutOfSpace]]:
         _deferred.reset(token)
 
 
-def write(path: Path | None, entries: Sequence[Entry], *, with_checksums: bool = False) -> dict[str, str]:
+def write(
+    path: Path | None, entries: Sequence[Entry], *, with_checksums: bool = False, is_private: bool = False
+) -> dict[str, str]:
     """Write all entries. Without a path, as on all ranks but one, fetch them in the same order and write nothing.
 
+    Only this user can read a file that is made private.
     Returns the checksums of what it wrote if they are asked for; they are computed where the tensors are.
 
     `OutOfSpace` is raised after everything is fetched, because the other ranks take part in every fetch.
@@ -85,7 +88,7 @@ def write(path: Path | None, entries: Sequence[Entry], *, with_checksums: bool =
     mapped, failures = None, []
     if path is not None:
         try:
-            mapped = _map_to_write(path, size)
+            mapped = _map_to_write(path, size, is_private)
         except OutOfSpace as error:
             failures.append(error)
     checksums = _fill(mapped, header, entries, with_checksums and mapped is not None)
@@ -143,9 +146,9 @@ def _header(entries: Sequence[Entry]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def _map_to_write(path: Path, size: int) -> Tensor:
+def _map_to_write(path: Path, size: int, is_private: bool) -> Tensor:
     """The file as writable bytes [size], created or resized if necessary."""
-    allocate(path, size)
+    allocate(path, size, is_private=is_private)
     return torch.from_file(str(path), shared=True, size=size, dtype=torch.uint8)
 
 
