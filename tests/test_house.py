@@ -311,7 +311,7 @@ def modules_without_a_test() -> list[str]:
 
 
 # Folders of tests that belong to no single room.
-WHOLE_HOUSE = {"e2e", "faults", "bench"}
+WHOLE_HOUSE = {"e2e", "faults", "bench", "fuzz", "soak"}
 
 
 def misplaced_tests() -> list[str]:

@@ -8,7 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from tqppo.untrusted import MAX_DEPTH, TooLarge, is_folder_name, parse_json, printable, printable_json, read_file
+from tqppo.errors import DataError, PreflightError
+from tqppo.untrusted import (
+    MAX_DEPTH,
+    TooLarge,
+    is_folder_name,
+    loading,
+    parse_json,
+    printable,
+    printable_json,
+    read_file,
+)
 
 
 def test_devices_pipes_and_folders_are_refused_at_once(tmp_path: Path) -> None:
@@ -57,3 +67,13 @@ def test_a_name_is_that_of_one_visible_folder() -> None:
     assert all(map(is_folder_name, ("mine", "a.b_c+d-1", "_x")))
     hostile = ("", ".", "..", "../..", "a/b", "/a", ".hidden", "-rf", "a b", "a\n", "\x1b[2J", "a\0b", "é")
     assert not any(map(is_folder_name, hostile))
+
+
+def test_what_a_library_raises_on_a_damaged_model_is_an_error_in_our_words() -> None:
+    said = r"model 'm' cannot be loaded: TypeError: .*iterable"
+    with pytest.raises(PreflightError, match=said), loading("model 'm'"):
+        list(json.loads("1"))
+    with pytest.raises(DataError, match="no rows"), loading("model 'm'"):
+        raise DataError("no rows")
+    with pytest.raises(MemoryError), loading("model 'm'"):
+        raise MemoryError

@@ -19,9 +19,12 @@ SHARED_MEMORY = Path("/dev/shm")
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-def allocate(path: Path, num_bytes: int) -> None:
-    """Create or resize a file with room for all its bytes; a file of this size keeps its pages."""
-    with explained(path.parent, num_bytes), open(path, "r+b" if path.exists() else "w+b") as file:
+def allocate(path: Path, num_bytes: int, *, is_private: bool = False) -> None:
+    """Create or resize a file with room for all its bytes; a file of this size keeps its pages.
+
+    Only this user can read a private file.
+    """
+    with explained(path.parent, num_bytes), open(path, "r+b", opener=_private if is_private else _shared) as file:
         before = os.fstat(file.fileno()).st_size
         try:
             file.truncate(num_bytes)
@@ -30,6 +33,14 @@ def allocate(path: Path, num_bytes: int) -> None:
         except OSError:
             file.truncate(min(before, num_bytes))  # gives back the part that was allocated
             raise
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CREAT, 0o600)
+
+
+def _shared(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CREAT, 0o666)  # less what the user's umask takes away
 
 
 @contextmanager

@@ -10,7 +10,11 @@ import json
 import os
 import re
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from tqppo.errors import PreflightError, TqppoError
 
 # Control characters but for line break and tab, marks that turn the direction of text around, and lone surrogates.
 _OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -79,6 +83,25 @@ def printable_json(text: str) -> str:
 def _escaped(match: re.Match[str]) -> str:
     code = ord(match[0])
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
+@contextmanager
+def loading(what: str) -> Iterator[None]:
+    """Turn whatever a library raises on a damaged or unknown model into a `PreflightError` that says what it was.
+
+    Libraries trust these files: a number where a list belongs is a TypeError deep inside of them. A full memory is no
+    fault of the files, and stays what it is.
+    """
+    try:
+        yield
+    except (TqppoError, MemoryError):
+        raise
+    except Exception as error:
+        if type(error).__name__ == "OutOfMemoryError":  # torch's, which this floor does not import
+            raise
+        lines = [line.strip() for line in str(error).strip().splitlines()]
+        kind = "" if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: "
+        raise PreflightError(f"{what} cannot be loaded: {kind}{printable(' '.join(lines[:2]))[:400]}") from error
 
 
 def is_folder_name(name: str) -> bool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from disks import files_of_at_most
 
 from tqppo.errors import PreflightError
 from tqppo.run.cluster import PRIVATE_PREFIX, TIMED_OUT, _keep_logs, ray_cluster, start_patiently
+from tqppo.run.ray_token import FILE
 
 START = """
 import sys, tempfile, time
@@ -56,6 +59,47 @@ def test_the_session_folder_is_gone_after_the_run_and_after_a_kill() -> None:
             time.sleep(0.1)
     finally:
         subprocess.run(["rm", "-rf", str(folder)], check=False)
+
+
+STRANGER = """
+import sys, ray
+from ray.exceptions import AuthenticationError
+try:
+    ray.init(address=sys.argv[1], log_to_driver=False)
+except (AuthenticationError, ConnectionError, RuntimeError) as error:
+    print("refused")
+else:
+    print("let in")
+"""
+
+
+def a_process_that_connects(address: str, **environment: str) -> str:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
+    done = subprocess.run(
+        [sys.executable, "-c", STRANGER, address],
+        env=inherited | {"HOME": "/nonexistent"} | environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    return done.stdout.strip()
+
+
+@pytest.mark.long
+@pytest.mark.ray
+def test_a_private_ray_lets_nobody_in_without_its_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/tmp")
+    monkeypatch.delenv("RAY_AUTH_TOKEN_PATH", raising=False)
+    with ray_cluster("", num_cpus=1, object_store_bytes=0, logs=Path("/tmp")):
+        assert ray.get(ray.remote(lambda: 3).remote()) == 3
+    with ray_cluster("", num_cpus=1, object_store_bytes=0, logs=Path("/tmp")):
+        (token,) = Path("/tmp").glob(f"{PRIVATE_PREFIX}{os.getpid()}-*/{FILE}")  # another than that of the first
+        assert (token.stat().st_mode & 0o777, token.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+        assert ray.get(ray.remote(lambda: 4).remote()) == 4
+        address = ray.get_runtime_context().gcs_address
+        assert a_process_that_connects(address, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN="0" * 64) == "refused"
+        assert a_process_that_connects(address, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(token)) == "let in"
+    assert "RAY_AUTH_TOKEN_PATH" not in os.environ
 
 
 @pytest.mark.slow

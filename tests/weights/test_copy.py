@@ -36,6 +36,8 @@ def test_copies_are_the_published_files_and_the_newest_two_stay(
         assert (source.version, source.node, source.sender) == (version, "", None)
         for file in published.iterdir():
             assert (Path(source.folder) / file.name).read_bytes() == file.read_bytes()
+        assert Path(source.folder).stat().st_mode & 0o777 == 0o700
+        assert (Path(source.folder) / "model.safetensors").stat().st_mode & 0o777 == 0o600
         sources.append(source)
     assert [Path(each.folder).exists() for each in sources] == [False, True, True]
     copies.close()

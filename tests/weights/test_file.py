@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -107,3 +108,13 @@ def test_a_rank_without_room_still_takes_part_in_every_collective(tmp_path: Path
     assert fetched == ["a", "b", "c", "d"]
     tensorfile.write(tmp_path / "x.safetensors", [entry("e")])  # what fits is written again
     assert load_file(tmp_path / "x.safetensors")["e"].sum() == 1000
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"shape": [2, 7]}, {"shape": [2.0, 3]}, {"shape": [-2, -3]}, {"shape": 6}, {"data_offsets": [0, 20]}]
+)
+def test_a_header_whose_shapes_do_not_fit_its_bytes_is_refused(tmp_path: Path, wrong: dict[str, object]) -> None:
+    header = json.dumps({"w": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]} | wrong}).encode()
+    (tmp_path / "w").write_bytes(len(header).to_bytes(8, "little") + header + bytes(24))
+    with pytest.raises(ValueError, match="another number of bytes"):
+        MappedFile.open(tmp_path / "w")

@@ -50,6 +50,12 @@ def test_the_newest_two_versions_stay_and_the_third_lends_its_pages(
     assert files[2].stat().st_ino == inode
 
 
+def test_only_this_user_can_read_what_is_published(publisher: Publisher, model: PreTrainedModel) -> None:
+    folder = Path(publisher.publish(model, torch.float32, 1, is_writer=True).folder)
+    modes = [path.stat().st_mode & 0o777 for path in (folder.parent, folder, folder / "model.safetensors")]
+    assert modes == [0o700, 0o700, 0o600]
+
+
 def test_a_version_can_be_published_twice(publisher: Publisher, model: PreTrainedModel) -> None:
     first = publisher.publish(model, torch.float32, 1, is_writer=True)
     assert publisher.publish(model, torch.float32, 1, is_writer=True) == first

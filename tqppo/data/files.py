@@ -93,7 +93,7 @@ class ParquetRows:
         self._path = path
         try:
             self._table = pyarrow.parquet.read_table(path, memory_map=True)
-        except (pyarrow.ArrowInvalid, OSError) as error:
+        except (pyarrow.ArrowException, OSError, ValueError) as error:
             raise DataError(f"data file {path} is not a parquet file: {error}") from error
         if not len(self._table):
             raise DataError(f"data file {path} has no rows")

@@ -24,8 +24,9 @@ from tqppo.config.read.nearest import did_you_mean
 from tqppo.config.read.vocabulary import Vocabulary
 from tqppo.devices.fake_gpus import fake_gpus
 from tqppo.engines.capabilities import capabilities_of
-from tqppo.errors import DataError, TqppoError
+from tqppo.errors import DataError, PreflightError, TqppoError
 from tqppo.space import SHARED_MEMORY
+from tqppo.untrusted import loading
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -74,13 +75,13 @@ def _tokenizer(context: Context, key: str) -> tuple[PreTrainedTokenizerBase | No
 
     trust = context.config.model.trust_remote_code
     try:
-        if not key.endswith("tokenizer"):
-            AutoConfig.from_pretrained(path, trust_remote_code=trust)
-        return AutoTokenizer.from_pretrained(path, trust_remote_code=trust), []
-    except (OSError, ValueError) as error:
-        why = str(error).strip().split("\n")[0]
+        with loading(str(path)):
+            if not key.endswith("tokenizer"):
+                AutoConfig.from_pretrained(path, trust_remote_code=trust)
+            return AutoTokenizer.from_pretrained(path, trust_remote_code=trust), []
+    except PreflightError as error:
         fix = "check the path; for a hub name, that this machine has network or the model in its cache"
-        return None, [context.report("E601", f"{path} cannot be loaded: {why}", (key,), fix=fix)]
+        return None, [context.report("E601", str(error), (key,), fix=fix)]
 
 
 def _attempt(context: Context, code: str, key: str, attempt: Callable[[], Iterator[Diagnostic]]) -> list[Diagnostic]:
@@ -216,7 +217,7 @@ def _modules(context: Context) -> list[str]:
     else:
         own = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
     make: Callable[..., torch.nn.Module] = AutoModelForCausalLM.from_config
-    with torch.device("meta"):
+    with loading(f"model {model.path!r}"), torch.device("meta"):
         built = make(own, trust_remote_code=model.trust_remote_code)
     return [name for name, module in built.named_modules() if isinstance(module, torch.nn.Linear)]
 

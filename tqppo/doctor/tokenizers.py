@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from tqppo.errors import PreflightError
+from tqppo.untrusted import loading
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -17,9 +17,6 @@ def load_tokenizer(model: str, *, trust_remote_code: bool = False) -> PreTrained
         return byte_tokenizer()
     from transformers import AutoTokenizer
 
-    try:
+    with loading(f"the tokenizer of {model!r}"):
         loaded = AutoTokenizer.from_pretrained(model, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise PreflightError(f"the tokenizer of {model!r} cannot be loaded: {reason}") from None
     return cast("PreTrainedTokenizerBase", loaded)

@@ -11,35 +11,28 @@ import os
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TypedDict, cast
 
 import numpy as np
 
 from tqppo import space
 from tqppo.errors import CheckpointError, DataLost
-from tqppo.queue.blocks.block import Block, BlockView
+from tqppo.queue.blocks.block import BlockView
 from tqppo.queue.connection import Connection
 from tqppo.queue.index.answers import TableDump
 from tqppo.queue.index.snapshots import Snapshots
 from tqppo.queue.link.calls import clean_up
+from tqppo.queue.saved import (
+    FORMAT,
+    INDEX,
+    BlockFile,
+    Cut,
+    SnapshotState,
+    check_places,
+    checksum,
+    read_block,
+    read_index,
+)
 from tqppo.queue.storage import Locator, Storage
-
-INDEX = "queue.json"
-FORMAT = 2
-
-
-class BlockFile(TypedDict):
-    file: str
-    bytes: int
-    crc32: int
-
-
-class SnapshotState(TypedDict):
-    """What the JSON file holds, in addition to its checksum."""
-
-    format: int
-    tables: dict[str, TableDump]
-    blocks: dict[str, BlockFile]
 
 
 async def save(folder: Path, connection: Connection) -> None:
@@ -54,11 +47,7 @@ async def save(folder: Path, connection: Connection) -> None:
     finally:
         await clean_up(connection.call(Snapshots.unpin)(dump["pin"]))
     state: SnapshotState = {"format": FORMAT, "tables": _plain(dump["tables"]), "blocks": files}
-    _write(folder / INDEX, [memoryview(json.dumps({**state, "crc32": _checksum(state)}).encode())])
-
-
-def _checksum(state: SnapshotState) -> int:
-    return zlib.crc32(json.dumps(state, sort_keys=True).encode())
+    _write(folder / INDEX, [memoryview(json.dumps({**state, "crc32": checksum(state)}).encode())])
 
 
 async def _save_blocks(folder: Path, blocks: Mapping[int, Locator], storage: Storage) -> dict[str, BlockFile]:
@@ -122,7 +111,7 @@ def _plain(tables: Mapping[str, TableDump]) -> dict[str, TableDump]:
 async def load(folder: Path, connection: Connection) -> None:
     """Restore a snapshot in place of everything that the queue holds."""
     storage, budget_bytes = await connection.storage(), connection.spec.budget_bytes
-    state = _read_index(folder)
+    state = read_index(folder)
     total = sum(entry["bytes"] for entry in state["blocks"].values())
     if total > budget_bytes:
         raise CheckpointError(
@@ -130,11 +119,15 @@ async def load(folder: Path, connection: Connection) -> None:
             "raise storage.budget_gb"
         )
     written: dict[int, Locator] = {}
+    cuts: dict[int, Cut] = {}
     is_sent = False
     try:
         for number, entry in state["blocks"].items():
-            locator = written[int(number)] = await storage.write(_read_block(folder / entry["file"], entry))
+            block = read_block(folder, entry)
+            cuts[int(number)] = Cut(block.layout.num_rows, frozenset(block.layout.fields))
+            locator = written[int(number)] = await storage.write(block)
             await connection.call(Snapshots.expect)(locator)
+        check_places(state["tables"], cuts)
         is_sent = True
         await connection.call(Snapshots.load)(state["tables"], written)
     except BaseException as error:
@@ -142,27 +135,3 @@ async def load(folder: Path, connection: Connection) -> None:
             storage.free(list(written.values()))
             await clean_up(connection.call(Snapshots.forget)([locator.block for locator in written.values()]))
         raise
-
-
-def _read_index(folder: Path) -> SnapshotState:
-    try:
-        state = json.loads((folder / INDEX).read_bytes())
-    except FileNotFoundError:
-        raise CheckpointError(f"{folder} holds no snapshot of a queue: {INDEX} is missing") from None
-    except ValueError as error:
-        raise CheckpointError(f"{folder / INDEX} is damaged: {error}") from error
-    if state.get("format") != FORMAT:
-        raise CheckpointError(f"{folder / INDEX} has format {state.get('format')!r}; this version reads {FORMAT}")
-    if state.pop("crc32", None) != _checksum(state):
-        raise CheckpointError(f"{folder / INDEX} is damaged: its contents do not match its checksum")
-    return cast(SnapshotState, state)
-
-
-def _read_block(path: Path, entry: BlockFile) -> Block:
-    try:
-        data = np.fromfile(path, np.uint8)
-    except FileNotFoundError:
-        raise CheckpointError(f"{path} is missing from the snapshot") from None
-    if data.nbytes != entry["bytes"] or zlib.crc32(data.data) != entry["crc32"]:
-        raise CheckpointError(f"{path} is damaged: its length or checksum differs from {INDEX}")
-    return Block.of(data).renamed()  # the queue may still hold the block under its old name

@@ -28,6 +28,7 @@ from tqppo.rollout.teachers.figures import RolloutReport
 from tqppo.rollout.teachers.privileged import own_prompt
 from tqppo.rollout.template import ChatTemplate, Tokenizer
 from tqppo.rollout.writer import GroupWriter
+from tqppo.untrusted import loading
 from tqppo.weights.copy import Copies
 from tqppo.weights.send import meeting_place
 from tqppo.weights.verify import Probe, verify_logprobs
@@ -77,7 +78,8 @@ class RolloutWorker:
         """Load the tokenizer, start the reward function and the engine; returns Ray's id of this node."""
         from transformers import AutoTokenizer
 
-        loaded = AutoTokenizer.from_pretrained(self.spec.tokenizer, trust_remote_code=self.spec.trust_remote_code)
+        with loading(f"the tokenizer of {self.spec.tokenizer!r}"):
+            loaded = AutoTokenizer.from_pretrained(self.spec.tokenizer, trust_remote_code=self.spec.trust_remote_code)
         self.chat = ChatTemplate(cast(Tokenizer, loaded))
         self.scorer = Scorer(self.spec.reward)
         if isinstance(self.loop, AgentLoop):

@@ -19,12 +19,14 @@ from pathlib import Path
 from tqppo.errors import PreflightError
 from tqppo.processes.lifeline import Watcher, descendants, end
 from tqppo.processes.reaper import claim, reap
+from tqppo.run.ray_token import new_token
 from tqppo.run.worker_logs import keep_worker_logs
 from tqppo.weights import location
 
 log = logging.getLogger(__name__)
 
 PRIVATE_PREFIX = "tqppo-ray-"
+SESSIONS = "r"  # within the folder: Ray opens its own to all users; short, because the paths of sockets have 107 bytes
 ANSWER_TIMEOUT_S = 10.0
 START_ATTEMPTS = 4
 TIMED_OUT = "timed out during startup"  # Ray raises a plain Exception with this text
@@ -78,20 +80,30 @@ def _private(size: Mapping[str, int | None], logs: Path, while_starting: Callabl
     parent = Path(tempfile.gettempdir())
     reap(parent, PRIVATE_PREFIX)
     owned = claim(parent / f"{PRIVATE_PREFIX}{os.getpid()}-{secrets.token_hex(3)}")
-    folder = str(owned.folder)
-    watcher = Watcher([folder, *location.patterns()])
+    watcher = Watcher([str(owned.folder), *location.patterns()])
     start = partial(ray.init, "local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    session = owned.folder / SESSIONS
     try:
-        with ThreadPoolExecutor(1) as other_thread:
-            other_thread.submit(while_starting)
-            start_patiently(partial(start, _temp_dir=folder, **size))
-        watcher.watch(descendants(os.getpid()))
+        with new_token(owned.folder), _shut_down_after():
+            with ThreadPoolExecutor(1) as other_thread:
+                other_thread.submit(while_starting)
+                start_patiently(partial(start, _temp_dir=str(session), **size))
+            watcher.watch(descendants(os.getpid()))
+            yield
+    finally:
+        _keep_logs(session, logs)
+        owned.release()
+        watcher.dismiss()
+
+
+@contextmanager
+def _shut_down_after() -> Iterator[None]:
+    import ray
+
+    try:
         yield
     finally:
         ray.shutdown()
-        _keep_logs(owned.folder, logs)
-        owned.release()
-        watcher.dismiss()
 
 
 def start_patiently(start: Callable[[], object]) -> None:

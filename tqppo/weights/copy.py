@@ -32,7 +32,7 @@ class Copies:
         draft = self._claim.folder / "draft"
         if len(self._folders) >= 2:
             os.rename(self._folders.pop(0), draft)  # reuses its pages
-        draft.mkdir(exist_ok=True)
+        draft.mkdir(mode=0o700, exist_ok=True)
         for name, size in files.items():
             await self._copy(source, sender, draft / name, size)
         folder = self._claim.folder / f"v{source.version}"
@@ -44,7 +44,7 @@ class Copies:
         return replace(source, folder=str(folder), node="", sender=None)
 
     async def _copy(self, source: WeightSource, sender: WeightSender, to: Path, size: int) -> None:
-        allocate(to, size)
+        allocate(to, size, is_private=True)
         begins = range(0, size, PIECE_BYTES)
         with to.open("r+b") as file:
             coming = [asyncio.ensure_future(sender.read(source.folder, to.name, b, PIECE_BYTES)) for b in begins[:1]]

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import BinaryIO
 
@@ -71,9 +72,12 @@ def deferring() -> Iterator[list[OutOfSpace]]:
         _deferred.reset(token)
 
 
-def write(path: Path | None, entries: Sequence[Entry], *, with_checksums: bool = False) -> dict[str, str]:
+def write(
+    path: Path | None, entries: Sequence[Entry], *, with_checksums: bool = False, is_private: bool = False
+) -> dict[str, str]:
     """Write all entries. Without a path, as on all ranks but one, fetch them in the same order and write nothing.
 
+    Only this user can read a file that is made private.
     Returns the checksums of what it wrote if they are asked for; they are computed where the tensors are.
 
     `OutOfSpace` is raised after everything is fetched, because the other ranks take part in every fetch.
@@ -84,7 +88,7 @@ def write(path: Path | None, entries: Sequence[Entry], *, with_checksums: bool =
     mapped, failures = None, []
     if path is not None:
         try:
-            mapped = _map_to_write(path, size)
+            mapped = _map_to_write(path, size, is_private)
         except OutOfSpace as error:
             failures.append(error)
     checksums = _fill(mapped, header, entries, with_checksums and mapped is not None)
@@ -142,9 +146,9 @@ def _header(entries: Sequence[Entry]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def _map_to_write(path: Path, size: int) -> Tensor:
+def _map_to_write(path: Path, size: int, is_private: bool) -> Tensor:
     """The file as writable bytes [size], created or resized if necessary."""
-    allocate(path, size)
+    allocate(path, size, is_private=is_private)
     return torch.from_file(str(path), shared=True, size=size, dtype=torch.uint8)
 
 
@@ -156,6 +160,11 @@ class Place:
     shape: list[int]
     begin: int
     end: int
+
+    def fits(self) -> bool:
+        """Whether the bytes are as many as the type and the shape need."""
+        is_shape = isinstance(self.shape, list) and all(type(size) is int and size >= 0 for size in self.shape)
+        return is_shape and self.end - self.begin == self.dtype.itemsize * prod(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,10 +208,12 @@ def read_header(file: BinaryIO) -> tuple[bytes, dict[str, Place]]:
     header = file.read(min(length, num_bytes))  # a damaged length may be larger than the memory
     try:
         places = _places(header)
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"its header is not understood: {error!r}") from error
     if any(place.end > num_bytes for place in places.values()):
         raise ValueError("it is shorter than its header says")
+    if wrong := [name for name, place in places.items() if not place.fits()]:
+        raise ValueError(f"its header gives tensor {wrong[0]!r:.80} another number of bytes than its shape has")
     return header, places
 
 

@@ -84,7 +84,8 @@ class Publisher:
             return WeightSource("", version)
         draft = self._draft(causal_lm, dtype)
         found = entries(causal_lm, dtype)
-        checksums = tensorfile.write(draft / MODEL_FILE, found, with_checksums=self._with_checksums)
+        to = draft / MODEL_FILE
+        checksums = tensorfile.write(to, found, with_checksums=self._with_checksums, is_private=True)
         folder = draft.with_name(f"v{version}")
         if folder in self._folders:  # the same version again, after a resume within one process
             self._folders.remove(folder)
@@ -101,7 +102,7 @@ class Publisher:
         if len(self._folders) >= 2:
             os.rename(self._folders.pop(0), draft)
         elif not draft.exists():
-            draft.mkdir()
+            draft.mkdir(mode=0o700)
             save_description(causal_lm, self._model_path, draft, dtype)
         return draft
 

@@ -16,7 +16,11 @@ class RequireToken:
         self.expected = f"Bearer {os.environ['TQPPO_SERVER_TOKEN']}".encode()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "http" and scope["path"] != "/health" and not self.has_token(scope["headers"]):
+        is_open = scope["type"] == "lifespan" or scope["path"] == "/health" or self.has_token(scope["headers"])
+        if not is_open and scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        if not is_open:
             await send({"type": "http.response.start", "status": 401, "headers": []})
             await send({"type": "http.response.body", "body": b"a bearer token is required"})
             return

@@ -211,5 +211,47 @@ def test_a_caller_that_does_not_send_its_token_is_hung_up_on(monkeypatch: pytest
     asyncio.run(work())
 
 
+def test_connections_without_a_token_are_few_and_others_are_answered_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "_HELLO_S", 20.0)
+    monkeypatch.setattr(wire, "_most_silent", lambda: 64)
+
+    async def work() -> None:
+        async with server() as made:
+            silent = [await asyncio.open_unix_connection(f"\0tqppo-{SPEC.run}") for _ in range(64 + 8)]
+            hung_up = [asyncio.ensure_future(reader.read()) for reader, _ in silent]
+            await asyncio.wait(hung_up, timeout=20, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.sleep(0.1)
+            assert (sum(each.done() for each in hung_up), len(made._writers)) == (8, 64)
+            for _, writer in silent:
+                writer.close()
+            await asyncio.gather(*hung_up)
+            client = wire.SocketClient(SPEC)
+            assert await ask(client, "tag", 1) == ["tag", 1]
+            client.close()
+
+    asyncio.run(work())
+
+
+def test_a_client_that_was_held_up_while_it_connected_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    connect, attempts = wire._connected, []
+
+    def slow_at_first(spec: StorageSpec) -> socket.socket | None:
+        attempts.append(connect(spec))
+        time.sleep(0.1 if len(attempts) == 1 else 0)
+        return attempts[-1]
+
+    async def work() -> None:
+        async with server():
+            client = wire.SocketClient(SPEC)
+            await ask(client, "tag", 1)
+            client.close()
+
+    monkeypatch.setattr(wire, "_HELLO_S", 0.1)
+    monkeypatch.setattr(wire, "_connected", slow_at_first)
+    asyncio.run(work())
+    assert len(attempts) == 2
+    assert attempts[0].fileno() == -1
+
+
 def test_without_a_server_calls_go_through_ray() -> None:
     assert wire.SocketClient(StorageSpec("absent", 1 << 20)).call("tag", (), 1.0, 0.0) is None

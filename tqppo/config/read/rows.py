@@ -82,7 +82,12 @@ def _scan(path: Path, column: str, value_of: Callable[[Mapping[str, object]], ob
 
 def _rows(path: Path, column: str, found: Values) -> Iterator[tuple[str, Mapping[str, object]]]:
     if path.suffix == ".parquet":
-        yield from _parquet(path, column, found)
+        import pyarrow
+
+        try:
+            yield from _parquet(path, column, found)
+        except pyarrow.ArrowException as error:
+            raise DataError(f"{path} is not a parquet file: {error}") from error
     elif path.suffix in (".jsonl", ".ndjson"):
         yield from _jsonl(path, found)
     elif path.stat().st_size > MAX_SCANNED_BYTES:

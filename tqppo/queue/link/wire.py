@@ -16,6 +16,7 @@ import hmac
 import itertools
 import json
 import os
+import resource
 import socket
 import struct
 import sys
@@ -38,7 +39,8 @@ METHODS = frozenset({"publish", "room", "release", "tag", "clear", "locate", "li
 INDEX = "the queue's index"  # in messages
 
 _HELLO_BYTES = 64
-_HELLO_S = 30.0  # a client sends its token as it connects, but the machine may be busy
+_HELLO_S = 1.0  # a client sends its token as it connects
+_HELLO_ATTEMPTS = 30  # of a client on a busy machine, which was held up between connecting and sending
 _CREDENTIALS = struct.Struct("3i")  # pid, uid and gid of a socket's other end
 _LENGTH = struct.Struct("<I")
 _OK, _ERROR, _NOT_JSON = 0, 1, 2
@@ -126,6 +128,7 @@ class SocketServer:
         self._uncollected: dict[int, Any] = {}  # answers that are not JSON, by number
         self._numbers = itertools.count()
         self._writers: set[asyncio.StreamWriter] = set()  # of open connections
+        self._num_silent = 0
 
     async def open(self) -> None:
         """Listen, on Linux; on other systems all calls go through Ray."""
@@ -145,7 +148,7 @@ class SocketServer:
         connected = _Connected()
         self._writers.add(writer)
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
-            if _is_same_user(writer) and await self._knows_token(reader):
+            if _is_same_user(writer) and self._num_silent < _most_silent() and await self._knows_token(reader):
                 while True:
                     size = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))[0]
                     request = await reader.readexactly(size)
@@ -159,10 +162,13 @@ class SocketServer:
             await self._handle("release", (client,), 0.0, reader.read)
 
     async def _knows_token(self, reader: asyncio.StreamReader) -> bool:
+        self._num_silent += 1
         try:
-            hello = await asyncio.wait_for(reader.readexactly(_HELLO_BYTES), _HELLO_S)
+            hello = await asyncio.wait_for(_read_hello(reader), 2 * _HELLO_S)
         except asyncio.TimeoutError:
             return False
+        finally:
+            self._num_silent -= 1
         return hmac.compare_digest(hello, _hello(self._spec))
 
     async def _answer(self, request: bytes, disconnected: Disconnected, connected: _Connected) -> bytes:
@@ -185,6 +191,19 @@ class SocketServer:
             self._uncollected[number] = answer
             connected.uncollected.append(number)
             return _frame([_NOT_JSON, number])
+
+
+def _most_silent() -> int:
+    """Number of connections that may be open without having sent a token. Half of the descriptors stay for others."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
+
+
+async def _read_hello(reader: asyncio.StreamReader) -> bytes:
+    """The first bytes of a connection. An event loop that was held up gets to see what came in time after all."""
+    try:
+        return await asyncio.wait_for(reader.readexactly(_HELLO_BYTES), _HELLO_S)
+    except asyncio.TimeoutError:
+        return await asyncio.wait_for(reader.readexactly(_HELLO_BYTES), 0.01)
 
 
 def _is_same_user(writer: asyncio.StreamWriter) -> bool:
@@ -242,14 +261,13 @@ class SocketClient:
         self._drop_connections_of_parent()
         with contextlib.suppress(IndexError):
             return self._idle.pop()
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        try:
-            connection.connect(_address(self._spec))
-            connection.sendall(_hello(self._spec))
-        except OSError:
-            connection.close()
-            return None
-        return connection
+        for _ in range(_HELLO_ATTEMPTS):
+            begin = time.monotonic()
+            connection = _connected(self._spec)
+            if connection is None or time.monotonic() - begin < _HELLO_S / 2:
+                return connection
+            connection.close()  # the server may have given it up
+        return None
 
     def _drop_connections_of_parent(self) -> None:
         """After a fork, the connections still belong to the parent."""
@@ -274,6 +292,18 @@ class SocketClient:
         if self._registered is not None:
             self._registered[1].close()
             self._registered = None
+
+
+def _connected(spec: StorageSpec) -> socket.socket | None:
+    """A new connection whose token is sent; None if the server cannot be reached."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        connection.connect(_address(spec))
+        connection.sendall(_hello(spec))
+    except OSError:
+        connection.close()
+        return None
+    return connection
 
 
 class SocketCall(RemoteReply[Any]):

@@ -32,7 +32,7 @@ from transformers import logging as transformers_logging
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from transformers.utils.hub import cached_file
 
-from tqppo.errors import PreflightError
+from tqppo.untrusted import loading
 from tqppo.weights.file import Place, read_header
 from tqppo.workers.specs import ModelSpec
 
@@ -68,7 +68,7 @@ def open_model(auto_class: AutoClass, spec: ModelSpec, device: torch.device, *, 
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     dtype = compute_dtype(spec.dtype, device)
     kept = dtype if is_frozen else torch.float32
-    try:
+    with loading(f"model {spec.path!r}"):
         is_sharded = dist.is_initialized() and needs_sharding(dtype)
         model = _without_memory(auto_class, spec, device, kept) if is_sharded else None
         if model is None:
@@ -78,8 +78,6 @@ def open_model(auto_class: AutoClass, spec: ModelSpec, device: torch.device, *, 
                 attn_implementation=attention_kernel(spec.attention, device),
                 trust_remote_code=spec.trust_remote_code,
             )
-    except OSError as error:
-        raise PreflightError(f"model {spec.path!r} cannot be loaded: {error}") from error
     _drop_dropout(model)
     if spec.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

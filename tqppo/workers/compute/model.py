@@ -29,6 +29,7 @@ from transformers import (
 
 from tqppo.algorithms.chunks import PerToken
 from tqppo.errors import PreflightError
+from tqppo.untrusted import loading
 from tqppo.workers.compute import architecture, shared_prompts
 from tqppo.workers.compute.loading import needs_sharding, open_model
 from tqppo.workers.compute.logprobs import Measure, measure_tokens
@@ -137,7 +138,8 @@ def load_value_model(spec: ModelSpec, device: torch.device) -> ValueModel:
 
 
 def load_score_model(spec: ModelSpec, device: torch.device) -> ScoreModel:
-    config = AutoConfig.from_pretrained(spec.path, trust_remote_code=spec.trust_remote_code)
+    with loading(f"model {spec.path!r}"):
+        config = AutoConfig.from_pretrained(spec.path, trust_remote_code=spec.trust_remote_code)
     if config.num_labels != 1:
         raise PreflightError(f"reward_model.path {spec.path!r} has {config.num_labels} labels; a reward model has 1")
     classifier = open_model(AutoModelForSequenceClassification, spec, device, is_frozen=True)

@@ -17,6 +17,7 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from transformers.utils.hub import cached_file
 
 from tqppo.errors import PreflightError
+from tqppo.untrusted import loading
 from tqppo.weights import file as tensorfile
 from tqppo.workers.compute.model import LogitTransform
 
@@ -40,16 +41,14 @@ def load_output_layer(
     path: str, dtype: torch.dtype, device: torch.device, *, trust_remote_code: bool = False
 ) -> OutputLayer:
     """Read the output layer of a model, a Hugging Face folder or hub name, and nothing else of its weights."""
-    try:
+    with loading(f"the output layer of {path!r}"):
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
         files = _files(path)
-    except OSError as error:
-        raise PreflightError(f"the output layer of {path!r} cannot be read: {error}") from error
-    weights, biases = _names(config, trust_remote_code)
-    weight = _read(path, files, weights)
-    if weight is None:
-        raise PreflightError(f"{path!r} has no output layer among its weights: none of {', '.join(weights)}")
-    bias = _read(path, files, biases)
+        weights, biases = _names(config, trust_remote_code)
+        weight = _read(path, files, weights)
+        if weight is None:
+            raise PreflightError(f"{path!r} has no output layer among its weights: none of {', '.join(weights)}")
+        bias = _read(path, files, biases)
     to_device = None if bias is None else bias.to(device, dtype)
     return OutputLayer(weight.to(device, dtype), to_device, LogitTransform.of(config))
 

@@ -114,6 +114,21 @@ def test_every_route_of_vllm_but_health_needs_the_token(
     assert sent[0]["status"] == status
 
 
+def test_a_websocket_of_vllm_without_the_token_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TQPPO_SERVER_TOKEN", "key")
+    sent: list[dict[str, Any]] = []
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        raise AssertionError("it was let in")
+
+    guard = load("vllm_guard/tqppo_guard.py").RequireToken(app)
+    asyncio.run(guard({"type": "websocket", "path": "/v1/realtime", "headers": []}, None, send))
+    assert sent == [{"type": "websocket.close", "code": 1008}]
+
+
 class FakeGroup:
     """Broadcasts one tensor after another, as the sender does."""
 

@@ -1,0 +1,101 @@
+"""`tqppo` that stands still where a fault is to come: `python -m faults.matrix.driver STAGE COUNT FOLDER ARGUMENTS…`.
+
+When the stage begins for the COUNT-th time it writes `at.json`, which has the pids of the ranks, into FOLDER, and waits
+for a file `go` there. The fault is injected meanwhile, so that the stage itself meets it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from tqppo.cli import app
+from tqppo.run.checkpoint import CheckpointStore
+from tqppo.trainers.stages import Clock
+from tqppo.workers.process.group import WorkerGroup
+
+CLOCKED = {
+    "generation": "gen",
+    "scoring": "old_log_prob",
+    "update": "update_actor",
+    "publish": "update_weights",
+    "validation": "testing",
+}
+MOST_S = 120.0  # without a `go`
+
+
+def main() -> None:
+    stage, count, folder = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
+    groups: list[Any] = []
+    _note_groups(groups)
+    hold = _held(count, folder, groups)
+    _at_save(hold) if stage == "save" else _at_stage(CLOCKED[stage], hold)
+    sys.argv = ["tqppo", *sys.argv[4:]]
+    app()
+
+
+def _held(count: int, folder: Path, groups: list[Any]) -> Callable[[], None]:
+    """A function that holds this process up when it is called for the count-th time."""
+    calls = iter(range(1, 1_000_000))
+
+    def hold() -> None:
+        if next(calls) != count:
+            return
+        pids = {f"{group.role} {i}": _pid(rank) for group in groups for i, rank in enumerate(group._processes)}
+        draft = folder / "at.draft"
+        draft.write_text(json.dumps(pids))
+        draft.rename(folder / "at.json")
+        deadline = time.monotonic() + MOST_S
+        while not (folder / "go").exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+
+    return hold
+
+
+def _pid(rank: Any) -> int:
+    return int(ray.get(rank.__ray_call__.remote(lambda self: os.getpid()), timeout=60))
+
+
+def _note_groups(groups: list[Any]) -> None:
+    start = WorkerGroup.start
+
+    def noted(group: Any) -> None:
+        groups.append(group)
+        start(group)
+
+    WorkerGroup.start = noted  # type: ignore[method-assign]
+
+
+def _at_stage(name: str, hold: Callable[[], None]) -> None:
+    timed = Clock.time
+
+    @contextmanager
+    def held(clock: Clock, stage: str) -> Iterator[None]:
+        with timed(clock, stage):
+            if stage == name:
+                hold()
+            yield
+
+    Clock.time = held  # type: ignore[method-assign, assignment]
+
+
+def _at_save(hold: Callable[[], None]) -> None:
+    fill = CheckpointStore._fill
+
+    def held(store: CheckpointStore, *arguments: Any) -> None:
+        hold()
+        fill(store, *arguments)
+
+    CheckpointStore._fill = held  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    main()

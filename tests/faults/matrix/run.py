@@ -1,0 +1,183 @@
+"""Runs a cell: a small run that is hit once, and a verdict on how it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+from e2e.runs import MODES, family, living
+from faults.matrix.cells import HOLD_S, RANKS, TITLES, Cell, inject, undo
+
+from tqppo.errors import CheckpointError
+from tqppo.metrics import files as metrics
+from tqppo.processes.reaper import LOCK
+from tqppo.run.checkpoint import CheckpointStore
+
+STEPS = 3
+START_S, DEADLINE_S, CLEAN_S = 300.0, 120.0, 60.0
+SETTINGS = [
+    f"run.max_steps={STEPS}", "warm_start.steps=0", "model.hidden_size=16", "model.num_layers=1", "validation.interval=1",
+    "algorithm.kl_reward=k1", "algorithm.kl_reward_coef=0.01", "reward.function=reward.py:half",
+]  # fmt: skip
+REWARD = (
+    "def half(data_source, solution_str, ground_truth, extra_info=None):\n    return 0.5 + 0.01 * len(solution_str)\n"
+)
+BAD = re.compile(r"Traceback|probably a bug in tqppo")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    cell: Cell
+    is_right: bool
+    code: int | None
+    seconds: float  # from the fault to the end
+    said: str
+
+
+def run_cell(cell: Cell, *, deadline_s: float = DEADLINE_S) -> Outcome:
+    folder = Path(tempfile.mkdtemp(prefix="tqppo-fault-"))
+    process = _start(cell, folder)
+    relatives: list[psutil.Process] = []
+    try:
+        _until(lambda: (folder / "at.json").exists() or process.poll() is not None, START_S)
+        if process.poll() is not None:
+            return Outcome(cell, False, process.returncode, 0.0, "it ended before the fault: " + _end_of(folder))
+        relatives = family(process)
+        began, victim = time.monotonic(), _victim(cell, process, relatives, folder)
+        inject(cell, victim)
+        (folder / "go").touch()
+        if (cell.who, cell.how) == ("driver", "STOP"):
+            time.sleep(HOLD_S)
+            undo(cell, victim)
+        relatives += [each for each in _family_if_alive(process) if each not in relatives]
+        ended = _until(lambda: process.poll() is not None, deadline_s)
+        seconds = time.monotonic() - began
+        problems = [] if ended else [f"it did not end within {deadline_s:.0f} s"]
+        problems += _problems(cell, process.poll(), folder) if ended else []
+        problems += _left_behind(relatives)
+        return Outcome(cell, not problems, process.poll(), seconds, "; ".join(problems) or _message(folder))
+    finally:
+        _end(process, relatives)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _start(cell: Cell, folder: Path) -> subprocess.Popen[str]:
+    (folder / "ppo.toml").write_text(MODES["ppo"])
+    (folder / "reward.py").write_text(REWARD)
+    words = [word for setting in SETTINGS for word in ("--set", setting)]
+    command = [sys.executable, "-m", "faults.matrix.driver", cell.when, "2", str(folder)]
+    command += ["train", "--config", "ppo.toml", "--name", "cell", *words]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+        "TQPPO__RUN__DIR": str(folder / "runs"),
+        "OMP_NUM_THREADS": "1",
+    }
+    with (folder / "output.txt").open("w") as output:
+        return subprocess.Popen(
+            command, cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT, text=True
+        )
+
+
+def _victim(
+    cell: Cell, process: subprocess.Popen[str], relatives: list[psutil.Process], folder: Path
+) -> psutil.Process:
+    if cell.who == "driver":
+        return psutil.Process(process.pid)
+    if cell.who in RANKS:
+        return psutil.Process(json.loads((folder / "at.json").read_text())[RANKS[cell.who]])
+    for relative in relatives:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            words = relative.cmdline()
+            if any(name in word for word in words[:4] for name in TITLES[cell.who]):
+                return relative
+    raise AssertionError(f"no process of the run is the {cell.who}")
+
+
+def _problems(cell: Cell, code: int | None, folder: Path) -> list[str]:
+    """What is wrong with how the run ended."""
+    if cell.is_killed:
+        return _lost(folder)
+    output = (folder / "output.txt").read_text()
+    found = [f"it says {match[0]!r}: {_end_of(folder)}" for match in [BAD.search(output)] if match]
+    written = folder / "runs" / "cell" / "metrics.jsonl"
+    done = len(metrics.read(written)) if written.exists() else 0
+    if code == 0 and done != STEPS:
+        found.append(f"it ended with 0 after {done} of {STEPS} steps")
+    if code != 0 and cell.must_survive:
+        found.append(f"it ended with {code}: {_end_of(folder)}")
+    if code not in (0, 1, 4, 6):
+        found.append(f"its exit code is {code}")
+    if code and "error: " not in output:
+        found.append("it gives no reason")
+    return found + _lost(folder)
+
+
+def _lost(folder: Path) -> list[str]:
+    """A checkpoint is there and whole, because the fault comes after the first step."""
+    try:
+        CheckpointStore(folder / "runs" / "cell" / "checkpoints").newest()
+    except CheckpointError as error:
+        return [f"lost: {error}"]
+    return []
+
+
+def _left_behind(relatives: list[psutil.Process]) -> list[str]:
+    """Processes that still run, and folders in /tmp and /dev/shm that one of them owned."""
+    _until(lambda: not living(relatives), CLEAN_S)
+    pids = {relative.pid for relative in relatives}
+    _until(lambda: not _folders_of(pids), 10.0)
+    return [f"left: {each}" for each in (*living(relatives), *_folders_of(pids))]
+
+
+def _folders_of(pids: set[int]) -> list[str]:
+    found = []
+    for parent in (Path(tempfile.gettempdir()), Path("/dev/shm")):
+        for lock in parent.glob(f"tqppo-*/{LOCK}"):
+            with contextlib.suppress(OSError, ValueError):
+                if int(lock.read_text()) in pids:
+                    found.append(str(lock.parent))
+    return found
+
+
+def _message(folder: Path) -> str:
+    lines = [line for line in (folder / "output.txt").read_text().splitlines() if "error: " in line]
+    return lines[-1].strip()[:160] if lines else "the run finished"
+
+
+def _end_of(folder: Path) -> str:
+    return " | ".join((folder / "output.txt").read_text().strip().splitlines()[-4:])[-400:]
+
+
+def _family_if_alive(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return family(process)
+    return []
+
+
+def _end(process: subprocess.Popen[str], relatives: list[psutil.Process]) -> None:
+    """End what a cell left, so that the next one is not disturbed by it."""
+    for each in [*relatives, *_family_if_alive(process)]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            each.kill()
+    process.wait()
+
+
+def _until(condition: Callable[[], bool], timeout_s: float) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
