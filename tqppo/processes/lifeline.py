@@ -51,6 +51,47 @@ def adopt_orphans() -> None:
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
+def supervise(parent: int) -> None:
+    """Return in a child of this process, which stays as the child's supervisor and never returns.
+
+    When the child ends, when the thread of `parent` that started this process ends, or on SIGTERM, the supervisor ends
+    everything that the child started, in whatever session, and then ends as the child did.
+    """
+    own = os.getpid()
+    adopt_orphans()
+    before = signal.signal(signal.SIGTERM, _raise_system_exit)
+    child = os.fork()
+    if child == 0:
+        os.setpgid(0, 0)  # a function that signals its own process group must not reach the supervisor
+        signal.signal(signal.SIGTERM, before)
+        die_with_parent(own)
+        return
+    code = -signal.SIGTERM
+    with contextlib.suppress(SystemExit):
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() == parent:
+            code = _exit_code_of(child)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    end_children()
+    if code < 0:  # signals have no exit code; the supervisor ends by the same one
+        with contextlib.suppress(OSError):
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(own, -code)
+    os._exit(code if code >= 0 else 1)
+
+
+def _raise_system_exit(*_: object) -> None:
+    raise SystemExit
+
+
+def _exit_code_of(child: int) -> int:
+    """Wait for a child, and reap others that end before it."""
+    while True:
+        pid, status = os.waitpid(-1, 0)
+        if pid == child:
+            return os.waitstatus_to_exitcode(status)
+
+
 def descendants(pid: int) -> list[int]:
     """Live processes below `pid`, without `pid` itself."""
     return _below({pid}, _live())
