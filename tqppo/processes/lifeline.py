@@ -46,9 +46,9 @@ def die_with_parent(parent: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def adopt_orphans() -> None:
+def adopt_orphans(adopts: bool = True) -> None:
     """Make processes below this one, whose parents end, children of this process, so that `end` reaches them."""
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, int(adopts))
 
 
 def supervise(parent: int) -> None:
@@ -162,7 +162,14 @@ class Watcher:
         self._tell(DISMISSED)
         assert self._guard.stdin is not None
         self._guard.stdin.close()
-        self._guard.wait()
+        try:
+            self._guard.wait(KILL_TIMEOUT_S)
+        except subprocess.TimeoutExpired:  # it stands still; there is nothing that it has to do
+            self._guard.kill()
+
+    @property
+    def pid(self) -> int:
+        return self._guard.pid
 
     def _tell(self, *lines: str) -> None:
         assert self._guard.stdin is not None
@@ -312,7 +319,9 @@ def main() -> None:
             shutil.rmtree(path, ignore_errors=True)
     shared.remove()
     if command is not None:
-        sys.stdout.write(f"{command.wait()}\n")
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            command.wait(KILL_TIMEOUT_S)
+        sys.stdout.write(f"{-signal.SIGKILL if command.returncode is None else command.returncode}\n")
 
 
 if __name__ == "__main__":

@@ -173,6 +173,7 @@ class ProcessPool:
         self._lock = threading.Lock()
         self._one_alone = threading.Lock()
         self._closed = False
+        self._replaced: list[str] = []
         try:
             for _ in range(num_processes):
                 self._processes.append(self._start())
@@ -195,11 +196,17 @@ class ProcessPool:
                 return _value(process.submit(sample).result(patience_s), self._spec.timeout_s)
             except (FutureTimeout, ProcessDied) as error:
                 process.kill()
+                self._replaced.append(_reason(error, self._spec.timeout_s))
                 if self._is_shared:
                     return self._alone(sample)
                 raise SampleFailed(_reason(error, self._spec.timeout_s)) from None
         finally:
             self._slots.put(place)
+
+    def take_replaced(self) -> list[str]:
+        """Why processes were replaced since the last call."""
+        taken, self._replaced = self._replaced, []
+        return taken
 
     def close(self) -> None:
         """Kill every process. May be called twice, and while samples are being scored."""

@@ -16,6 +16,7 @@ from typing import Literal, cast
 
 from tqppo.errors import DataError, TqppoError
 from tqppo.processes.pool import ProcessPool, ProcessSpec, SampleFailed
+from tqppo.protocols import Incident
 from tqppo.rewards.calls import RewardCall
 from tqppo.rewards.functions import BUILT_IN, INLINE, own_reward
 
@@ -165,6 +166,11 @@ class ScoringFunction:
         """What the function returns for a sample; SampleFailed if it fails."""
         return self._inline(sample) if self._is_inline(sample) else await self._in_process(sample)
 
+    def take_incidents(self) -> list[Incident]:
+        """The processes that were replaced since the last call."""
+        replaced = [] if self._pool is None else self._pool.take_replaced()
+        return [Incident(f"a process of reward function {self.spec.name!r}", why) for why in replaced]
+
     def close(self) -> None:
         if self._pool is not None:
             self._pool.close()
@@ -262,6 +268,10 @@ class Scorer:
             return None if value is None else to_reward(value)
         except SampleFailed as failure:
             return self._failed(function.spec.name, sample, str(failure))
+
+    def take_incidents(self) -> list[Incident]:
+        """The processes that were replaced since the last call."""
+        return [incident for each in self._functions for incident in each.take_incidents()]
 
     def close(self) -> None:
         for each in self._functions:

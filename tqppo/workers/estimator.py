@@ -27,6 +27,7 @@ from tqppo.dataflow import Features
 from tqppo.devices.seats import NO_CPU, Seat
 from tqppo.errors import DataError
 from tqppo.processes import ray_calls
+from tqppo.processes.actor_watch import ActorWatch
 from tqppo.processes.garbage import spare_what_started
 from tqppo.protocols import Metrics
 from tqppo.queue.client import Queue
@@ -244,14 +245,16 @@ class RemoteEstimator:
     def __init__(self, spec: EstimatorSpec, queue: Queue, *, timeout_s: float, seat: Seat = NO_CPU) -> None:
         self._process = ray.remote(Estimator).options(**seat.options()).remote(spec, queue)
         self._timeout_s = timeout_s
+        self._watch = ActorWatch({"the estimator's process": self._process})
 
     def ready(self, timeout_s: float) -> None:
-        ray_calls.results([ray_calls.call(self._process, Estimator.ready)], timeout_s, "starting the estimator")
+        call = ray_calls.call(self._process, Estimator.ready)
+        ray_calls.results([call], timeout_s, "starting the estimator", watch=self._watch)
 
     def estimate(self, batch: BatchMeta, kl_coef: float) -> tuple[tuple[str, ...], Metrics]:
         call = ray_calls.call(self._process, Estimator.estimate, batch, kl_coef)
-        return ray_calls.results([call], self._timeout_s, "the estimator")[0]
+        return ray_calls.results([call], self._timeout_s, "the estimator", watch=self._watch)[0]
 
     def write_trajectories(self, batch: BatchMeta, path: Path) -> None:
         call = ray_calls.call(self._process, Estimator.write_trajectories, batch, path)
-        ray_calls.results([call], self._timeout_s, "writing trajectories")
+        ray_calls.results([call], self._timeout_s, "writing trajectories", watch=self._watch)

@@ -38,6 +38,7 @@ METHODS = frozenset({"publish", "room", "release", "tag", "clear", "locate", "li
 INDEX = "the queue's index"  # in messages
 
 _HELLO_BYTES = 64
+_CONNECT_S = 1.0  # on this machine; a call without a connection goes through Ray, which pings the index
 _HELLO_S = 30.0  # a client sends its token as it connects, but the machine may be busy
 _CREDENTIALS = struct.Struct("3i")  # pid, uid and gid of a socket's other end
 _LENGTH = struct.Struct("<I")
@@ -243,6 +244,7 @@ class SocketClient:
         with contextlib.suppress(IndexError):
             return self._idle.pop()
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        connection.settimeout(_CONNECT_S)  # the index may stand still with as many callers waiting as the kernel takes
         try:
             connection.connect(_address(self._spec))
             connection.sendall(_hello(self._spec))
