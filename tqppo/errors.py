@@ -79,3 +79,11 @@ class EngineError(TqppoError):
 
 class WorkerError(TqppoError):
     """A training worker failed or died; the message names its rank and carries its traceback."""
+
+
+class ClusterLost(TqppoError):
+    """Ray's own processes died or stand still; the message names which."""
+
+
+class OutOfMemory(TqppoError):
+    """Ray ended a process because its node ran out of memory; the message has the figures and what to lower."""

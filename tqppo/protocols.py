@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -176,6 +176,22 @@ class EngineCapabilities:
     maps_weights: bool = False  # on a CPU its parameters are the published file itself, with no copy to compare
     broadcast: bool = False  # takes weights from a process group
     joint_filters: bool = False  # top-p counts the mass of the whole distribution, not of what top-k leaves
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """A process that died, stood still or was late, and was replaced."""
+
+    process: str
+    what: str
+
+
+@runtime_checkable
+class ReportsIncidents(Protocol):
+    """An engine that replaces processes which die. Optional: an engine without has nothing to report."""
+
+    def take_incidents(self) -> list[Incident]:
+        """What happened since the last call."""
 
 
 class RolloutEngine(Protocol):

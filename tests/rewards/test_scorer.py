@@ -40,6 +40,8 @@ def moody(data_source, solution_str, ground_truth, extra_info=None):
         raise ValueError("no such answer")
     if solution_str == "nan":
         return float("nan")
+    if solution_str.startswith("return "):
+        return eval(solution_str.removeprefix("return "))
     if solution_str == "nothing":
         return {"points": 1}
     return 1.0
@@ -69,8 +71,8 @@ def load(function: str = "", **settings: Any) -> Scorer:
 
 
 def processes() -> set[int]:
-    """The reward processes of this one."""
-    children = psutil.Process().children(recursive=True)
+    """The supervisors of this process's reward processes: one for each of them."""
+    children = psutil.Process().children()
     return {child.pid for child in children if "tqppo.rewards.process" in child.cmdline()}
 
 
@@ -212,11 +214,21 @@ def test_a_late_sample_is_cut_off_and_the_next_one_scored(make: Any, solution: s
         ("raise", r"ValueError: no such answer \(.*my_rewards.py:\d+\)"),
         ("nan", "not a finite number"),
         ("nothing", "has no 'score'; it has points"),
+        ("return 1e308", r"its score is 1e\+308; rewards beyond .* The sample was 'return 1e308'"),
+        ("return 10**400", "its score is an integer of 1329 bits"),
+        ("return -float('inf')", "its score is -inf, which is not a finite number"),
+        ("return {'score': 1, 'part': 10**400}", "its metric 'part' is inf"),
+        ("return {'score': 1, 'part': float('nan')}", "its metric 'part' is nan"),
     ],
 )
 def test_a_failure_under_the_policy_error_says_what_happened(make: Any, solution: str, reason: str) -> None:
     with pytest.raises(RewardError, match=reason):
         score(make("moody", timeout_s=5.0), solution)
+
+
+def test_a_weight_that_makes_a_score_absurd_is_found_with_the_sample(make: Any) -> None:
+    with pytest.raises(RewardError, match=r"with its weights, its score is 3e\+09.*The sample was 'xxx'"):
+        score(make("length", weights=[1e9]), "xxx")
 
 
 def test_the_policy_decides_what_a_failure_costs(make: Any) -> None:

@@ -266,6 +266,11 @@ def test_a_trajectory_keeps_the_reward_that_its_loop_gave_it(queue: Queue, make_
     assert "turn_ends" not in rows.columns
 
 
+def test_a_reward_of_a_loop_that_cannot_be_trained_on_fails_its_session(queue: Queue, make_worker: Any) -> None:
+    sample(make_worker(Credits(last=1e308), max_trajectories=2), 1)
+    assert "trajectory 1: the agent loop's reward is 1e+308" in markers(queue)["p0-0-0"]["error"]
+
+
 def test_turns_are_columns_where_the_task_asks_for_them(queue: Queue, make_worker: Any) -> None:
     sample(make_worker(Credits(last=2.0), max_trajectories=2), 1, turns=True)
     rows = queue.list(where={"is_prompt": None}).in_order()

@@ -14,6 +14,7 @@ import torch
 from tqppo.algorithms.advantages import EstimateOptions
 from tqppo.algorithms.padding import padding_rows
 from tqppo.dataflow import Features
+from tqppo.errors import DataError
 from tqppo.queue.client import Queue
 from tqppo.queue.meta import BatchMeta, Jagged
 from tqppo.workers.estimator import Estimator, EstimatorSpec, describe_rows
@@ -195,3 +196,10 @@ def test_turns_come_through_the_queue_and_padding_has_none(queue: Queue) -> None
     assert found == [[0.75, 0.5, 0.5], [-0.75, -0.75, -0.5], [0.0]]  # ±½ for the session, ±¼ for the shared state
     assert metrics["critic/score/mean"] == 9.0
     assert metrics["training/step_groups"] == 3
+
+
+@pytest.mark.parametrize("reward", [float("inf"), float("nan"), 3e38])
+def test_rewards_that_would_spoil_the_batch_are_refused_with_their_keys(queue: Queue, reward: float) -> None:
+    batch = put(queue, [tags("a", 0), tags("a", 1)], [1.0, reward], rollout_logprobs=-1.0)
+    with pytest.raises(DataError, match=r"reward of 1 rows is not finite, or beyond .*: a_1_0 has"):
+        estimate(queue, batch)

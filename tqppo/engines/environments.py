@@ -14,15 +14,23 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 from tqppo.errors import BackendError
+from tqppo.processes import lifeline
 
 ReportLine = Callable[[str], None]
 MARKER = "tqppo-environment.json"
+ASK_TIMEOUT_S = 60.0
+SILENT_S = 1800.0  # a large wheel is downloaded, or built, without a word
+BUILDER_TIMEOUT_S = 4 * 3600.0
+POLL_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +119,10 @@ def is_cpu_build(python: str) -> bool:
     if (Path(python).parent.parent / MARKER).is_file():
         return True  # `install` builds for CPUs
     code = "import importlib.metadata as m; print(m.version('torch'))"
-    asked = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
+    try:
+        asked = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False, timeout=ASK_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        raise BackendError(f"{python} did not say within {ASK_TIMEOUT_S:g} s which torch it has") from None
     return "+cpu" in asked.stdout
 
 
@@ -161,8 +172,18 @@ def _one_builder(folder: Path, report: ReportLine) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             report(f"waiting for another process that builds {folder}")
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            _wait_for(lock, folder)
         yield
+
+
+def _wait_for(lock: TextIO, folder: Path) -> None:
+    deadline = time.monotonic() + BUILDER_TIMEOUT_S
+    while time.monotonic() < deadline:
+        try:
+            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(POLL_S)
+    raise BackendError(f"another process has been building {folder} for {BUILDER_TIMEOUT_S / 3600:g} hours")
 
 
 def _build(name: str, folder: Path, report: ReportLine) -> None:
@@ -181,19 +202,47 @@ def _build(name: str, folder: Path, report: ReportLine) -> None:
     report(f"{name}: {version} is ready in {folder}")
 
 
+class SilenceLimit:
+    """Ends a process, with everything below it, that has printed nothing for `SILENT_S`."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.is_over = False
+        self._process, self._heard_at, self._done = process, time.monotonic(), threading.Event()
+
+    def __enter__(self) -> None:
+        threading.Thread(target=self._watch, daemon=True, name="silence").start()
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+
+    def heard(self) -> None:
+        """Count from now again."""
+        self._heard_at = time.monotonic()
+
+    def _watch(self) -> None:
+        while not self._done.wait(POLL_S):
+            if time.monotonic() - self._heard_at > SILENT_S:
+                self.is_over = True
+                return lifeline.end([self._process.pid])
+
+
 def _run(command: list[str], log: Path, report: ReportLine) -> str:
     """Run a command with its output in the log and milestones in `report`; returns its last line."""
     last = ""
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, bufsize=1)
-    with log.open("a") as out, process:
+    silence = SilenceLimit(process)
+    with log.open("a") as out, process, silence:
         assert process.stdout is not None
         for line in process.stdout:
+            silence.heard()
             out.write(line)
             out.flush()
             last = line.strip() or last
             if last.startswith(("Downloading", "Installing collected")) and not last.endswith(" kB)"):
                 report(f"  {last[:100]}")
-        code = process.wait()
+        code = process.wait(SILENT_S)
+    if silence.is_over:
+        raise BackendError(f"`{' '.join(command)[:200]}` printed nothing for {SILENT_S:g} s and was ended; see {log}")
     if code:
         tail = "".join(log.read_text().splitlines(keepends=True)[-15:])
         raise BackendError(f"`{' '.join(command)[:200]}` ended with code {code}; the end of {log}:\n{tail}")

@@ -117,7 +117,25 @@ class TrajectoriesNotWritten:
         return f"the trajectories of step {self.step} were not written, training goes on: {self.problem}"
 
 
-Event = GroupLeftOut | SessionsLeftOut | ShortBatch | NothingToTrain | IdleGpus | TrajectoriesNotWritten
+@dataclass(frozen=True, slots=True)
+class ProcessReplaced:
+    """A process of an engine, a teacher or a reward function that died or did not answer, in a run that goes on."""
+
+    name: ClassVar[str] = "process_replaced"
+
+    step: int
+    process: str
+    reason: str
+
+    @property
+    def notice(self) -> str:
+        reason = self.reason.strip().partition("\n")[0]
+        return f"step {self.step}: {self.process} was replaced: {reason}"
+
+
+Event = (
+    GroupLeftOut | SessionsLeftOut | ShortBatch | NothingToTrain | IdleGpus | TrajectoriesNotWritten | ProcessReplaced
+)
 ReportEvent = Callable[[Event], None]
 
 

@@ -46,9 +46,50 @@ def die_with_parent(parent: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def adopt_orphans() -> None:
+def adopt_orphans(adopts: bool = True) -> None:
     """Make processes below this one, whose parents end, children of this process, so that `end` reaches them."""
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, int(adopts))
+
+
+def supervise(parent: int) -> None:
+    """Return in a child of this process, which stays as the child's supervisor and never returns.
+
+    When the child ends, when the thread of `parent` that started this process ends, or on SIGTERM, the supervisor ends
+    everything that the child started, in whatever session, and then ends as the child did.
+    """
+    own = os.getpid()
+    adopt_orphans()
+    before = signal.signal(signal.SIGTERM, _raise_system_exit)
+    child = os.fork()
+    if child == 0:
+        os.setpgid(0, 0)  # a function that signals its own process group must not reach the supervisor
+        signal.signal(signal.SIGTERM, before)
+        die_with_parent(own)
+        return
+    code = -signal.SIGTERM
+    with contextlib.suppress(SystemExit):
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() == parent:
+            code = _exit_code_of(child)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    end_children()
+    if code < 0:  # signals have no exit code; the supervisor ends by the same one
+        with contextlib.suppress(OSError):
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(own, -code)
+    os._exit(code if code >= 0 else 1)
+
+
+def _raise_system_exit(*_: object) -> None:
+    raise SystemExit
+
+
+def _exit_code_of(child: int) -> int:
+    """Wait for a child, and reap others that end before it."""
+    while True:
+        pid, status = os.waitpid(-1, 0)
+        if pid == child:
+            return os.waitstatus_to_exitcode(status)
 
 
 def descendants(pid: int) -> list[int]:
@@ -121,7 +162,14 @@ class Watcher:
         self._tell(DISMISSED)
         assert self._guard.stdin is not None
         self._guard.stdin.close()
-        self._guard.wait()
+        try:
+            self._guard.wait(KILL_TIMEOUT_S)
+        except subprocess.TimeoutExpired:  # it stands still; there is nothing that it has to do
+            self._guard.kill()
+
+    @property
+    def pid(self) -> int:
+        return self._guard.pid
 
     def _tell(self, *lines: str) -> None:
         assert self._guard.stdin is not None
@@ -271,7 +319,9 @@ def main() -> None:
             shutil.rmtree(path, ignore_errors=True)
     shared.remove()
     if command is not None:
-        sys.stdout.write(f"{command.wait()}\n")
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            command.wait(KILL_TIMEOUT_S)
+        sys.stdout.write(f"{-signal.SIGKILL if command.returncode is None else command.returncode}\n")
 
 
 if __name__ == "__main__":

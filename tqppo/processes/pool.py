@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import queue
+import select
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
@@ -25,10 +28,13 @@ from itertools import count
 from tqppo.errors import DataError
 from tqppo.processes import lifeline
 
+log = logging.getLogger(__name__)
+
 JsonMessage = dict[str, object]  # one JSON object of the protocol
 START_TIMEOUT_S = 120.0  # importing a user's module may mean importing torch
 CONCURRENT_ASYNC = 32  # samples that one process works on at once when the function is async
 GRACE_S = 2.0  # an async function's process ends late samples itself; after this much longer it is stuck
+END_S = 5.0  # a process's supervisor ends everything below it; after this long it is killed itself
 
 
 class SampleFailed(Exception):
@@ -63,14 +69,17 @@ class FunctionProcess:
             stdout=subprocess.PIPE,
             start_new_session=True,  # so that Ctrl-C at the terminal does not reach it
         )
+        assert self._process.stdin is not None
+        os.set_blocking(self._process.stdin.fileno(), False)
+        self._timeout_s = spec.timeout_s
         self._pending: dict[object, Future[JsonMessage]] = {"start": Future()}
-        self._lock = threading.Lock()
+        self._lock, self._writing = threading.Lock(), threading.Lock()
         self._ids = count()
         started = self._pending["start"]
         self._reader = threading.Thread(target=self._read, daemon=True, name="process-answers")
         self._reader.start()
-        self._write(spec.start_line())
         try:
+            self._write(spec.start_line(), START_TIMEOUT_S)
             answer = started.result(START_TIMEOUT_S)
         except (FutureTimeout, ProcessDied) as error:
             self.kill()
@@ -87,29 +96,48 @@ class FunctionProcess:
         return self._process.poll() is None
 
     def submit(self, sample: Mapping[str, object]) -> Future[JsonMessage]:
+        """Send a sample. Raises FutureTimeout if the process does not read it within a sample's deadline."""
         future: Future[JsonMessage] = Future()
         with self._lock:
             number = next(self._ids)
             self._pending[number] = future
-        self._write(json.dumps({"id": number, **sample}).encode() + b"\n")
+        self._write(json.dumps({"id": number, **sample}).encode() + b"\n", self._timeout_s)
         return future
 
     def kill(self) -> None:
         """End the process and everything that it started, in whatever process group and session."""
-        lifeline.end([self._process.pid])
-        self._process.wait()
-        self._reader.join()
+        lifeline.end([self._process.pid], grace_s=END_S)
+        try:
+            self._process.wait(lifeline.KILL_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            log.warning("process %d does not end; it is left behind in the kernel", self._process.pid)
+            return
+        self._reader.join(lifeline.KILL_TIMEOUT_S)
+        if self._reader.is_alive():  # it reads from a pipe that a process which escaped still holds
+            log.warning("a process that process %d started has outlived it", self._process.pid)
+            return
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 with contextlib.suppress(BrokenPipeError):
                     pipe.close()
 
-    def _write(self, line: bytes) -> None:
+    def _write(self, line: bytes, timeout_s: float) -> None:
+        """Write a whole line. When the process is dead, the reader fails every pending sample."""
         assert self._process.stdin is not None
-        # When the process is dead, the reader fails every pending sample.
-        with contextlib.suppress(BrokenPipeError, ValueError), self._lock:
-            self._process.stdin.write(line)
-            self._process.stdin.flush()
+        deadline = time.monotonic() + timeout_s
+        if not self._writing.acquire(timeout=timeout_s):
+            raise FutureTimeout
+        try:
+            descriptor, left, room = self._process.stdin.fileno(), memoryview(line), select.poll()
+            room.register(descriptor, select.POLLOUT)
+            while left:
+                if not room.poll(1000 * max(0.0, deadline - time.monotonic())):
+                    raise FutureTimeout
+                left = left[os.write(descriptor, left[: select.PIPE_BUF]) :]
+        except (BrokenPipeError, ValueError):  # ValueError: the pipe is closed
+            pass
+        finally:
+            self._writing.release()
 
     def _read(self) -> None:
         assert self._process.stdout is not None
@@ -119,11 +147,11 @@ class FunctionProcess:
                 future = self._pending.pop(answer.get("id", "start"), None)
             if future is not None:
                 future.set_result(answer)
-        self._process.wait()
+        code = self._process.wait()  # the end of the pipe is the end of the process and of its supervisor
         with self._lock:
             pending, self._pending = list(self._pending.values()), _Closed()
         for future in pending:
-            future.set_exception(ProcessDied(f"its process died ({_ending(self._process.returncode)})"))
+            future.set_exception(ProcessDied(f"its process died ({_ending(code)})"))
 
 
 class _Closed(dict[object, "Future[JsonMessage]"]):
@@ -145,6 +173,7 @@ class ProcessPool:
         self._lock = threading.Lock()
         self._one_alone = threading.Lock()
         self._closed = False
+        self._replaced: list[str] = []
         try:
             for _ in range(num_processes):
                 self._processes.append(self._start())
@@ -167,11 +196,17 @@ class ProcessPool:
                 return _value(process.submit(sample).result(patience_s), self._spec.timeout_s)
             except (FutureTimeout, ProcessDied) as error:
                 process.kill()
+                self._replaced.append(_reason(error, self._spec.timeout_s))
                 if self._is_shared:
                     return self._alone(sample)
                 raise SampleFailed(_reason(error, self._spec.timeout_s)) from None
         finally:
             self._slots.put(place)
+
+    def take_replaced(self) -> list[str]:
+        """Why processes were replaced since the last call."""
+        taken, self._replaced = self._replaced, []
+        return taken
 
     def close(self) -> None:
         """Kill every process. May be called twice, and while samples are being scored."""

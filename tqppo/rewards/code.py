@@ -11,7 +11,6 @@ import json
 import os
 import re
 import resource
-import signal
 import subprocess
 import sys
 import tempfile
@@ -20,6 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from tqppo.errors import DataError
+from tqppo.processes import lifeline
 
 FENCE = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
 MAX_OUTPUT_BYTES = 1 << 20
@@ -76,6 +76,7 @@ def passes(program: str, test: ProgramTest, *, timeout_s: float, memory_mb: int)
     """Run the program with one test. Too slow, too large, an exception or a wrong output: false."""
     source = f"{program}\n\n{test.statements}\n"
     with tempfile.TemporaryDirectory(prefix="tqppo-code-") as folder, tempfile.TemporaryFile() as printed:
+        others = set(lifeline.descendants(os.getpid()))
         process = subprocess.Popen(
             [sys.executable, "-I", "-c", source],
             stdin=subprocess.PIPE,
@@ -88,7 +89,7 @@ def passes(program: str, test: ProgramTest, *, timeout_s: float, memory_mb: int)
         )
         with contextlib.suppress(subprocess.TimeoutExpired, BrokenPipeError):
             process.communicate(test.stdin.encode(), timeout=timeout_s)
-        _end_session(process)
+        _end_program(process, others)
         printed.seek(0)
         output = printed.read().decode(errors="replace")
     if process.returncode != 0:
@@ -104,11 +105,14 @@ def _limit(timeout_s: float, memory_mb: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def _end_session(process: subprocess.Popen[bytes]) -> None:
-    """End the program and what it started in its session."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+def _end_program(process: subprocess.Popen[bytes], others: set[int]) -> None:
+    """End the program and what it started, in whatever session: in a reward's process, orphans become its children."""
+    left = set(lifeline.descendants(os.getpid())) - others
+    lifeline.end(left)
+    process.wait(lifeline.KILL_TIMEOUT_S)
+    for pid in left - {process.pid}:
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)
 
 
 def _lines(text: str) -> list[str]:

@@ -18,7 +18,7 @@ from typing import BinaryIO
 
 from tqppo import plugins
 from tqppo.errors import DataError, TqppoError
-from tqppo.processes.lifeline import adopt_orphans, die_with_parent
+from tqppo.processes.lifeline import adopt_orphans, supervise
 from tqppo.rewards.calls import RewardCall, RewardFunction
 from tqppo.rewards.functions import BUILT_IN
 
@@ -132,8 +132,8 @@ def main() -> None:
         os.dup2(nothing.fileno(), 0)
     os.dup2(2, 1)  # prints of the function go to the log instead of into the protocol
     start = json.loads(samples.readline())
-    die_with_parent(start["parent"])  # even while the function is stuck in C code
-    adopt_orphans()
+    supervise(start["parent"])
+    adopt_orphans()  # so that a function of ours finds what the programs that it ran have left
     try:
         call = RewardCall(start["function"], load_function(start["function"]), start["arguments"])
     except Exception as error:  # noqa: BLE001 - importing a user's file can raise anything

@@ -16,9 +16,12 @@ from typing import Literal, cast
 
 from tqppo.errors import DataError, TqppoError
 from tqppo.processes.pool import ProcessPool, ProcessSpec, SampleFailed
+from tqppo.protocols import Incident
 from tqppo.rewards.calls import RewardCall
 from tqppo.rewards.functions import BUILT_IN, INLINE, own_reward
 
+# A reward, and a sum of rewards, beyond this is a mistake: advantages square it, and their sums must fit into float32.
+LARGEST = 1e9
 OnError = Literal["error", "zero", "drop_group"]
 
 
@@ -163,6 +166,11 @@ class ScoringFunction:
         """What the function returns for a sample; SampleFailed if it fails."""
         return self._inline(sample) if self._is_inline(sample) else await self._in_process(sample)
 
+    def take_incidents(self) -> list[Incident]:
+        """The processes that were replaced since the last call."""
+        replaced = [] if self._pool is None else self._pool.take_replaced()
+        return [Incident(f"a process of reward function {self.spec.name!r}", why) for why in replaced]
+
     def close(self) -> None:
         if self._pool is not None:
             self._pool.close()
@@ -236,13 +244,13 @@ class Scorer:
         sample = Sample(source, solution, answer, extra or {}, prompt, transcript)
         if len(self._functions) == 1:
             only = await self._only(self._functions[0], sample)
-            return only if only.failure else self._penalised(only, response_tokens)
+            return only if only.failure else self._checked(self._penalised(only, response_tokens), sample)
         found = await asyncio.gather(*(self._one(each, sample) for each in self._functions))
         failed = next((each for each in found if each is not None and each.failure), None)
         if failed is not None:
             return failed
         weights = [each.spec for each in self._functions]
-        return self._penalised(combined(weights, found), response_tokens)
+        return self._checked(self._penalised(combined(weights, found), response_tokens), sample)
 
     async def _only(self, function: ScoringFunction, sample: Sample) -> Reward:
         """The reward where there is one function: a task for it would cost more than a built-in one."""
@@ -261,9 +269,21 @@ class Scorer:
         except SampleFailed as failure:
             return self._failed(function.spec.name, sample, str(failure))
 
+    def take_incidents(self) -> list[Incident]:
+        """The processes that were replaced since the last call."""
+        return [incident for each in self._functions for incident in each.take_incidents()]
+
     def close(self) -> None:
         for each in self._functions:
             each.close()
+
+    def _checked(self, reward: Reward, sample: Sample) -> Reward:
+        """The reward, if weights and penalties left it a number that can be trained on."""
+        if (problem := unusable(reward.score)) is None:
+            return reward
+        return self._failed(
+            ", ".join(each.spec.name for each in self._functions), sample, f"with its weights, its score {problem}"
+        )
 
     def _penalised(self, reward: Reward, num_tokens: int) -> Reward:
         spec = self._spec
@@ -305,11 +325,32 @@ def to_reward(value: object) -> Reward:
     if "score" not in fields:
         raise SampleFailed(f"the dict it returned has no 'score'; it has {', '.join(map(str, fields)) or 'nothing'}")
     score = fields.pop("score")
-    if not isinstance(score, (int, float)) or not math.isfinite(score):
-        raise SampleFailed(f"its score is {score!r}, which is not a finite number")
+    if (problem := unusable(score)) is not None:
+        raise SampleFailed(f"its score {problem}")
+    assert isinstance(score, int | float)
     prediction = fields.pop("pred", None)
-    extra = {str(key): float(number) for key, number in fields.items() if isinstance(number, (int, float))}
+    extra = {str(key): _metric(str(key), number) for key, number in fields.items() if isinstance(number, (int, float))}
     return Reward(float(score), extra, None if prediction is None else str(prediction))
+
+
+def unusable(score: object) -> str | None:
+    """Why a score cannot be trained on; None if it can."""
+    if not isinstance(score, int | float) or (isinstance(score, float) and not math.isfinite(score)):
+        return f"is {score!r}, which is not a finite number"
+    if abs(score) > LARGEST:
+        shown = f"{score:g}" if isinstance(score, float) else f"an integer of {score.bit_length()} bits"
+        return f"is {shown}; rewards beyond ±{LARGEST:g} cannot be trained on"
+    return None
+
+
+def _metric(name: str, value: float) -> float:
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise SampleFailed(f"its metric {name!r} is {number}, which is not a finite number")
+    return number
 
 
 def overlong_penalty(num_tokens: int, *, max_new_tokens: int, buffer: int, factor: float = 1.0) -> float:

@@ -15,7 +15,7 @@ import ray
 from ray.exceptions import RayError
 
 from tqppo.errors import DeadlineExceeded, EngineError
-from tqppo.processes.ray_calls import cause_of
+from tqppo.processes.ray_calls import Watch, cause_of, settle
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -30,6 +30,7 @@ class Dispatcher(Generic[T, R]):
     room: int
     timeout_s: float
     missing: Callable[[], str]
+    watch: Watch | None = None
 
     def run(self, items: Sequence[T]) -> list[R]:
         """The results of all calls; when one fails, or time is up, the others are cancelled on their replicas."""
@@ -66,10 +67,12 @@ class Dispatcher(Generic[T, R]):
         return replica if not self.room or load[replica] < self.room else None
 
     def _ended(self, calls: list[ray.ObjectRef[R]], deadline: float) -> list[ray.ObjectRef[R]]:
-        done, _ = ray.wait(calls, num_returns=1, timeout=max(0.0, deadline - time.monotonic()))
-        if not done:
+        settled = settle(calls, max(0.0, deadline - time.monotonic()), watch=self.watch, until_first=True)
+        if settled.still:
+            raise EngineError(f"the rollout: {'; '.join(settled.still)}")
+        if len(settled.pending) == len(calls):
             raise DeadlineExceeded(f"the rollout did not finish within {self.timeout_s:g} s. {self.missing()}")
-        return done
+        return [call for place, call in enumerate(calls) if place not in settled.pending]
 
 
 def _result(call: ray.ObjectRef[R]) -> R:

@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 from tqppo.data.prompts import Prompt
 from tqppo.errors import DataError, EngineError
 from tqppo.protocols import RolloutEngine, Sampling
-from tqppo.rewards.scorer import Scorer
+from tqppo.rewards.scorer import Scorer, unusable
 from tqppo.rollout.assignment import Assignment
 from tqppo.rollout.loops.base import RunsSessions
 from tqppo.rollout.session import Session, SessionRecord
@@ -59,6 +59,14 @@ async def _result(work: Coroutine[None, None, T]) -> T | Exception:
         raise
     except Exception as error:  # noqa: BLE001 - a user's loop or reward can raise anything; it fails its session
         return error
+
+
+def check_own_rewards(trajectory: Trajectory, what: str) -> None:
+    """Raise ValueError if the loop gave the trajectory, or a turn of it, a reward that cannot be trained on."""
+    for place, reward in enumerate([trajectory.reward, *trajectory.turn_rewards]):
+        if reward is not None and (problem := unusable(reward)) is not None:
+            turn = f" of turn {place}" if place else ""
+            raise ValueError(f"{what}: the agent loop's reward{turn} {problem}")
 
 
 class SessionPlayer:
@@ -148,8 +156,9 @@ class SessionPlayer:
                 f"session {index}; rollout.max_trajectories is {self.limits.max_trajectories}. A chat template that "
                 "rewrites earlier turns makes one more per turn: `tqppo template check` shows it"
             )
-        for trajectory in trajectories:
+        for number, trajectory in enumerate(trajectories):
             check_turns(trajectory)
+            check_own_rewards(trajectory, f"prompt {prompt.uid}, session {index}, trajectory {number}")
         last = trajectories[-1]
         text = last.answer
         if text is None:

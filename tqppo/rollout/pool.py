@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 import ray
@@ -15,6 +16,8 @@ from tqppo.devices.seats import Seat
 from tqppo.devices.turns import SharedEngines, Turn
 from tqppo.engines.capabilities import capabilities_of
 from tqppo.errors import EngineError
+from tqppo.metrics.events import ProcessReplaced, ReportEvent, unreported
+from tqppo.processes.actor_watch import ActorWatch
 from tqppo.processes.ray_calls import call, close_all, results
 from tqppo.protocols import WeightSource
 from tqppo.queue.client import Queue
@@ -28,6 +31,7 @@ from tqppo.weights.verify import Probe
 
 Groups = Sequence[tuple[int, Prompt]]  # prompts with their place in the step
 
+T = TypeVar("T")
 START_GRACE_S = 60.0  # for Ray to start a process, on top of the engine's own deadline
 CLOSE_TIMEOUT_S = 30.0
 
@@ -45,6 +49,7 @@ class RolloutPool:
         timeout_s: float,
         turn: Turn = Turn(),  # noqa: B008 - frozen
         device_bytes: int = 0,
+        report: ReportEvent = unreported,
     ) -> None:
         self.specs = [
             replace(spec, engine=replace(spec.engine, name=f"rollout-{i}", endpoint=endpoint))
@@ -52,10 +57,12 @@ class RolloutPool:
         ]
         self.queue = queue
         self.timeout_s = timeout_s
+        self.report = report
         self.has_teachers = False
         self.shared_engines = SharedEngines(self, turn)
         self.device_bytes = device_bytes  # of one device; 0: not known
         self.workers: list[ActorProxy[RolloutWorker]] = []
+        self.watch: ActorWatch | None = None
         self.nodes: list[str] = []  # Ray's node id of each worker
         self.sender: tuple[str, ActorProxy[Sender]] | None = None  # Ray's node id, actor
 
@@ -68,18 +75,23 @@ class RolloutPool:
             )
             for spec, seat in zip(self.specs, seats or [Seat()] * len(self.specs), strict=True)
         ]
+        self.watch = ActorWatch({spec.engine.name: each for spec, each in zip(self.specs, self.workers, strict=True)})
         self.starting = [call(worker, RolloutWorker.start) for worker in self.workers]
 
     def ready(self) -> None:
         """Wait until every replica can generate."""
         timeout_s = max(spec.engine.start_timeout_s for spec in self.specs) + START_GRACE_S
-        self.nodes = results(self.starting, timeout_s, "starting the rollout engines", died=EngineError)
+        self.nodes = results(
+            self.starting, timeout_s, "starting the rollout engines", died=EngineError, watch=self.watch
+        )
 
     def use_teachers(self, routes: TeacherRoutes) -> None:
         """Have every row scored by its teacher from now on."""
         self.has_teachers = True  # which rows are scored together follows from the split
         calls = [call(worker, RolloutWorker.use_teachers, routes, i) for i, worker in enumerate(self.workers)]
-        results(calls, self.timeout_s, "telling the rollout workers of the teachers", died=EngineError)
+        results(
+            calls, self.timeout_s, "telling the rollout workers of the teachers", died=EngineError, watch=self.watch
+        )
 
     def generate(self, prompts: Sequence[tuple[int, Prompt]], task: Assignment) -> RolloutReport:
         """Sample these (order, prompt) pairs; returns when every group is in the queue."""
@@ -91,8 +103,12 @@ class RolloutPool:
             room=self._room(task),
             timeout_s=self.timeout_s,
             missing=partial(self._missing, uids, task.partition),
+            watch=self.watch,
         )
-        return RolloutReport.join(dispatcher.run(prompts))
+        report = RolloutReport.join(dispatcher.run(prompts))
+        for each in report.incidents:
+            self.report(ProcessReplaced(task.step, each.process, each.what))
+        return report
 
     def _room(self, task: Assignment) -> int:
         """Groups that one replica has under way; 0: all of its share at once, so that the split is reproducible."""
@@ -116,27 +132,34 @@ class RolloutPool:
             call(worker, RolloutWorker.load_weights, self._source_for(source, spec, node), at_once)
             for worker, spec, node in zip(self.workers, self.specs, self.nodes, strict=True)
         ]
-        found = results(calls, self.timeout_s, f"loading weights of version {source.version}", died=EngineError)
+        found = results(
+            calls, self.timeout_s, f"loading weights of version {source.version}", died=EngineError, watch=self.watch
+        )
         if probe is not None and at_once is None:
             self.shared_engines.be_awake()
             checks = [call(worker, RolloutWorker.verify, probe) for worker in self.workers]
-            found = results(checks, self.timeout_s, "comparing the engines with the trainer", died=EngineError)
+            found = results(
+                checks, self.timeout_s, "comparing the engines with the trainer", died=EngineError, watch=self.watch
+            )
         return None if probe is None else max(found)
 
     def sleep(self) -> None:
         calls = [call(worker, RolloutWorker.sleep) for worker in self.workers]
-        results(calls, self.timeout_s, "putting the rollout engines to sleep", died=EngineError)
+        self._results(calls, "putting the rollout engines to sleep")
 
     def wake(self, *, cache: bool) -> None:
         calls = [call(worker, RolloutWorker.wake, cache=cache) for worker in self.workers]
-        results(calls, self.timeout_s, "waking the rollout engines", died=EngineError)
+        self._results(calls, "waking the rollout engines")
 
     def held_bytes(self) -> int:
         """Device memory of the engine that holds most, on each of its devices."""
         calls = [call(worker, RolloutWorker.held_bytes) for worker in self.workers]
-        found = results(calls, self.timeout_s, "counting the engines' memory", died=EngineError)
+        found = self._results(calls, "counting the engines' memory")
         share = int(self.specs[0].engine.memory_fraction * self.device_bytes)
         return max((share if each is None else each for each in found), default=0)
+
+    def _results(self, calls: Sequence[ray.ObjectRef[T]], what: str, timeout_s: float | None = None) -> list[T]:
+        return results(calls, timeout_s or self.timeout_s, what, died=EngineError, watch=self.watch)
 
     def _source_for(self, source: WeightSource, spec: RolloutSpec, node: str) -> WeightSource:
         """The weight source for one replica: unchanged if it can read the folder, otherwise with a `sender`."""
@@ -156,7 +179,7 @@ class RolloutPool:
 
     def close(self) -> None:
         """Close every replica, and kill those that do not close in time."""
-        close_all(self.workers, RolloutWorker.close, CLOSE_TIMEOUT_S)
+        close_all(self.workers, RolloutWorker.close, CLOSE_TIMEOUT_S, watch=self.watch)
         self.workers = []
         self._stop_sender()
 

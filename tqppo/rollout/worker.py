@@ -16,7 +16,7 @@ from tqppo import plugins
 from tqppo.data.prompts import Prompt
 from tqppo.processes.garbage import spare_what_started
 from tqppo.processes.ray_calls import this_node
-from tqppo.protocols import EngineSpec, RolloutEngine, WeightSource
+from tqppo.protocols import EngineSpec, ReportsIncidents, RolloutEngine, WeightSource
 from tqppo.queue.client import Queue
 from tqppo.rewards.scorer import Scorer, ScorerSpec
 from tqppo.rollout.assignment import Assignment
@@ -102,7 +102,11 @@ class RolloutWorker:
         player = SessionPlayer(self.engine, self.loop, self.chat, self.scorer, self.spec.limits, task)
         await player.play(prompts, writer)
         await writer.finish()
-        return RolloutReport() if self.teachers is None else self.teachers.take_report()
+        report = RolloutReport() if self.teachers is None else self.teachers.take_report()
+        report.incidents += self.scorer.take_incidents()
+        if isinstance(self.engine, ReportsIncidents):
+            report.incidents += self.engine.take_incidents()
+        return report
 
     def _writer(self, prompts: Sequence[Prompt], task: Assignment) -> GroupWriter | ChunkWriter:
         if self.teachers is None:

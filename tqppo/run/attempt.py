@@ -15,15 +15,16 @@ from tqppo.config.sections import Config
 from tqppo.config.show.export import flat
 from tqppo.devices.fake_gpus import fake_gpus
 from tqppo.display.display import Display, Ending
-from tqppo.errors import LockLost, OutOfSpace
+from tqppo.errors import ClusterLost, LockLost, OutOfSpace, TqppoError
 from tqppo.metrics import files as metrics_files
 from tqppo.metrics import trackers
 from tqppo.metrics.events import Event
 from tqppo.metrics.files import EventLog, MetricsLog
+from tqppo.processes import ray_health
 from tqppo.processes.garbage import spare_what_started
 from tqppo.protocols import Metrics
 from tqppo.run.checkpoint import Checkpoint, CheckpointStore
-from tqppo.run.cluster import ray_cluster
+from tqppo.run.cluster import Hooks, ray_cluster
 from tqppo.run.folder import RunFolder
 from tqppo.run.lock import RunLock
 from tqppo.run.loop import Loop, Schedule
@@ -69,6 +70,10 @@ class Attempt:
                 code = self._train(stop, logs)
         except Aborted:
             code = 128 + stop.number
+        except TqppoError as error:
+            code = error.exit_code
+            self.events.write("error", message=str(error))
+            raise
         finally:
             self._end(code)
         return code
@@ -107,6 +112,12 @@ class Attempt:
             with suppress(OutOfSpace):  # the user knows; there may be room now that nothing partial is left
                 self.metrics.flush()
 
+    def _leave(self, message: str) -> None:
+        """End the process: Ray is gone, and a call into it does not return."""
+        self.events.write("error", message=message)
+        self.events.write("end", exit_code=ClusterLost.exit_code)
+        ray_health.leave(message)
+
     def _stopping(self, name: str) -> None:
         saving = "then saving" if self.config.checkpoint.save_on_exit else "without saving (checkpoint.save_on_exit)"
         what = f"finishing this step, {saving}" if self.is_training else "stopping before the first step"
@@ -124,7 +135,11 @@ class Attempt:
                         num_gpus=fake.count if fake else None,
                         object_store_bytes=self._object_store_bytes(),
                         logs=logs,
-                        while_starting=lambda: import_module("tqppo.run.build"),  # with torch and transformers: seconds
+                        hooks=Hooks(
+                            while_starting=lambda: import_module("tqppo.run.build"),  # with torch: seconds
+                            warn=self._warn,
+                            on_stuck=self._leave,
+                        ),
                     )
                 )
             stop.listen_again()

@@ -9,11 +9,11 @@ import shutil
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import ray
 from transformers import AutoTokenizer
 
 from tqppo.builtin import is_procedural
@@ -25,6 +25,7 @@ from tqppo.data.prompts import load as load_prompts
 from tqppo.devices.seats import Seat
 from tqppo.errors import PreflightError
 from tqppo.metrics.events import ReportEvent, unreported
+from tqppo.processes.job import run_job
 from tqppo.queue.client import Queue
 from tqppo.run import configure
 from tqppo.run.compose import Processes, make_stages, make_trainer, validation_task
@@ -37,6 +38,8 @@ from tqppo.tiny.prepare import make_tiny_model
 from tqppo.trainers.stages import Clock
 from tqppo.weights import location
 from tqppo.workers.warm_start import warm_start
+
+WARM_STEP_TIMEOUT_S = 600.0
 
 
 def build(
@@ -53,7 +56,7 @@ def build(
     paths = prepare_paths(config, folder, logs, stack, announce, seat=seating.seats["actor"][0])
     tokenizer = load_tokenizer(config, paths)
     queue = make_queue(config, stack)
-    start = ProcessStarter(config, paths, queue, seating, make_turns(config), stack)
+    start = ProcessStarter(config, paths, queue, seating, make_turns(config), stack, report)
     groups = start_groups(config, paths, start.group, special_ids=special_tokens(config, tokenizer))
     estimator, teachers = start.estimator(), start.teachers(len(tokenizer))
     pool = start.pool(eos_tokens(tokenizer), announce)
@@ -124,9 +127,9 @@ def warmed_model(config: Config, folder: Path, seat: Seat) -> str:
     shown = taught(config)
     order = np.random.default_rng([config.run.seed, len(shown)]).permutation(len(shown))
     places = order[np.arange(spec.steps * spec.batch_size) % len(order)]
-    train = ray.remote(warm_start).options(**seat.options(), max_retries=0)
-    made: str = ray.get(train.remote(spec, [shown[int(place)] for place in places], str(folder.resolve())))
-    return made
+    work = partial(warm_start, spec, [shown[int(place)] for place in places], str(folder.resolve()))
+    timeout_s = START_TIMEOUT_S + spec.steps * WARM_STEP_TIMEOUT_S
+    return run_job(seat.options(), timeout_s, f"the warm start of {spec.steps} steps", work)
 
 
 def load_tokenizer(config: Config, paths: RunPaths) -> Any:

@@ -16,6 +16,7 @@ from tqppo.config.sections import Config
 from tqppo.devices.placement import TEACHER, Device, Placement
 from tqppo.devices.seats import NO_CPU, Seat
 from tqppo.errors import PreflightError
+from tqppo.processes import ray_health
 
 if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
@@ -151,7 +152,7 @@ class Seating:
         """Give the reserved GPUs back."""
         import ray
 
-        for group in self.groups:
+        for group in self.groups if not ray_health.lost() else ():
             ray.util.remove_placement_group(group)
         self.groups = []
 
@@ -210,11 +211,14 @@ def _bundles(group: PlacementGroup, count: int) -> list[Bundle]:
     import ray
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+    from tqppo.processes.ray_calls import results
+
     look = ray.remote(num_cpus=0, num_gpus=1)(_look)
     found = []
     for index in range(count):  # one after the other, so that one process serves all
         strategy = PlacementGroupSchedulingStrategy(group, index)
-        machine, cuda_index = ray.get(look.options(scheduling_strategy=strategy).remote())
+        calls = [look.options(scheduling_strategy=strategy).remote()]
+        ((machine, cuda_index),) = results(calls, RESERVE_TIMEOUT_S, f"asking Ray for GPU {index} of its reservation")
         found.append(Bundle(strategy, machine, cuda_index))
     return sorted(found, key=lambda bundle: (len(bundle.cuda_index), bundle.cuda_index))  # 2 before 10
 

@@ -21,7 +21,7 @@ from tqppo.devices.fake_gpus import fake_gpus
 from tqppo.devices.memory import MemoryLedger
 from tqppo.devices.placement import TEACHER
 from tqppo.devices.turns import DeviceTurns, Turn
-from tqppo.metrics.events import IdleGpus, ReportEvent
+from tqppo.metrics.events import IdleGpus, ReportEvent, unreported
 from tqppo.queue.client import Queue
 from tqppo.rollout.pool import RolloutPool
 from tqppo.rollout.teachers.pool import TeacherPool
@@ -97,6 +97,7 @@ class ProcessStarter:
     seating: Seating
     turns: DeviceTurns
     stack: ExitStack
+    report: ReportEvent = unreported
     starting: dict[str, WorkerGroup[Any]] = field(default_factory=dict)
 
     def group(self, role: str, worker_class: type[W], spec: RoleSpec, ranks: int) -> Group[W]:
@@ -138,6 +139,7 @@ class ProcessStarter:
             timeout_s=rollout.timeout_s,
             turn=Turn("rollout", self.turns),
             device_bytes=fake.memory_bytes if fake else 0,
+            report=self.report,
         )
         self.stack.callback(pool.close)
         pool.start(self.seating.seats["rollout"])

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-
-import ray
 
 from tqppo import space
 from tqppo.builtin import TASK
 from tqppo.config import facts
 from tqppo.config.sections import Config
 from tqppo.data.prompts import DataSpec, demonstrations
+from tqppo.processes.job import run_job
 from tqppo.run import configure
 from tqppo.tiny.teachers import TaskSplit, TeacherProgress, TeacherRecipe, cache_folder, find_teacher, make_teacher
 
 # Shows the user what takes time; what it yields shows how far that is.
 Announce = Callable[[str], AbstractContextManager[Callable[[str], None]]]
 POLL_S = 0.5
+TEACHER_TIMEOUT_S = 4 * 3600.0  # they are tiny: minutes on one core
 REPORT_EVERY = 10  # steps
 TEACHER_PROBLEMS = 100_000  # that a teacher may learn from
 
@@ -65,18 +66,28 @@ def _make(
     """Train each teacher in a process of its own; what they report is shown."""
     work.mkdir(parents=True, exist_ok=True)
     notes = {name: (work / f".{name}.progress").resolve() for name in tasks}
-    train = ray.remote(num_cpus=0)(train_teacher)
-    calls = {
-        train.remote(task, recipe, rows[name], str(folder), str(notes[name])): name for name, task in tasks.items()
-    }
-    pending = list(calls)
-    while pending:
-        done, pending = ray.wait(pending, num_returns=1, timeout=POLL_S)
-        ray.get(done)  # raises what a training raised
-        show(", ".join(f"{name} {_note(path)}" for name, path in notes.items()))
+    threads = ThreadPoolExecutor(len(tasks))
+    try:
+        made = {
+            name: threads.submit(
+                run_job,
+                {"num_cpus": 0},
+                TEACHER_TIMEOUT_S,
+                f"making teacher {name}",
+                partial(train_teacher, task, recipe, rows[name], str(folder), str(notes[name])),
+            )
+            for name, task in tasks.items()
+        }
+        while wait(made.values(), POLL_S, FIRST_EXCEPTION).not_done:
+            for each in made.values():
+                if each.done():
+                    each.result()  # raises what a training raised
+            show(", ".join(f"{name} {_note(path)}" for name, path in notes.items()))
+    finally:
+        threads.shutdown(wait=False, cancel_futures=True)  # after an error, the others end with Ray
     for path in notes.values():
         path.unlink(missing_ok=True)
-    return {name: ray.get(reference) for reference, name in calls.items()}
+    return {name: each.result() for name, each in made.items()}
 
 
 def train_teacher(task: str, recipe: TeacherRecipe, rows: TaskSplit, folder: str, note: str) -> str:

@@ -6,7 +6,7 @@ It reads small columns only, and puts back what the updates need.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,11 +25,14 @@ from tqppo.algorithms.groups import RowGroups
 from tqppo.algorithms.layout import row_counts
 from tqppo.dataflow import Features
 from tqppo.devices.seats import NO_CPU, Seat
+from tqppo.errors import DataError
 from tqppo.processes import ray_calls
+from tqppo.processes.actor_watch import ActorWatch
 from tqppo.processes.garbage import spare_what_started
 from tqppo.protocols import Metrics
 from tqppo.queue.client import Queue
 from tqppo.queue.meta import BatchMeta, Jagged
+from tqppo.rewards.scorer import LARGEST, unusable
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,7 @@ class Estimator:
 
         Returns the names of the columns."""
         columns = self.queue.get(batch, dataflow.ESTIMATE.reads(self.spec.features))
+        check_rewards(batch, columns)
         rows = describe_rows(batch.tags)
         flat = {name: value.values() for name, value in columns.items() if value.is_nested}
         mask, metrics, put = self._corrected(flat, rows)
@@ -201,6 +205,18 @@ def _turns(columns: dict[str, Tensor]) -> Turns:
     return Turns(counts, ends.values(), rewards.values(), anchors.values())
 
 
+def check_rewards(batch: BatchMeta, columns: Mapping[str, Tensor]) -> None:
+    """Raise DataError that names the rows whose rewards or scores would make the losses of the whole batch useless."""
+    for name in ("reward", "model_score", "baseline_reward"):
+        values = columns.get(name)
+        if values is None:
+            continue
+        bad = [row for row, value in enumerate(values.flatten().tolist()) if unusable(value) is not None]
+        if bad:
+            shown = ", ".join(f"{batch.keys[row]} has {float(values[row]):g}" for row in bad[:8])
+            raise DataError(f"{name} of {len(bad)} rows is not finite, or beyond ±{LARGEST:g}: {shown}")
+
+
 def describe_rows(tags: Sequence[Any]) -> RowGroups:
     """The group and session of each row, from the tags; both are numbered in the order of their first row."""
     groups: dict[str, int] = {}
@@ -229,14 +245,16 @@ class RemoteEstimator:
     def __init__(self, spec: EstimatorSpec, queue: Queue, *, timeout_s: float, seat: Seat = NO_CPU) -> None:
         self._process = ray.remote(Estimator).options(**seat.options()).remote(spec, queue)
         self._timeout_s = timeout_s
+        self._watch = ActorWatch({"the estimator's process": self._process})
 
     def ready(self, timeout_s: float) -> None:
-        ray_calls.results([ray_calls.call(self._process, Estimator.ready)], timeout_s, "starting the estimator")
+        call = ray_calls.call(self._process, Estimator.ready)
+        ray_calls.results([call], timeout_s, "starting the estimator", watch=self._watch)
 
     def estimate(self, batch: BatchMeta, kl_coef: float) -> tuple[tuple[str, ...], Metrics]:
         call = ray_calls.call(self._process, Estimator.estimate, batch, kl_coef)
-        return ray_calls.results([call], self._timeout_s, "the estimator")[0]
+        return ray_calls.results([call], self._timeout_s, "the estimator", watch=self._watch)[0]
 
     def write_trajectories(self, batch: BatchMeta, path: Path) -> None:
         call = ray_calls.call(self._process, Estimator.write_trajectories, batch, path)
-        ray_calls.results([call], self._timeout_s, "writing trajectories")
+        ray_calls.results([call], self._timeout_s, "writing trajectories", watch=self._watch)

@@ -27,6 +27,7 @@ from .requests import PendingRequests, check_request, check_sequences
 from .scoring import ScoringBatch, SequenceScorer
 from .weights import Weights
 
+CLOSE_S = 20.0  # for the computation under way; one that takes longer ends with the process
 LONG_FORWARD = 1e9  # parameters × tokens: tens of milliseconds on one core
 
 R = TypeVar("R")
@@ -149,19 +150,27 @@ class EmbeddedRollout:
     async def close(self) -> None:
         self._state = "closed"
         self._pending.fail("it was closed")
-        if self._work is not None:
-            await asyncio.wait({self._work})
+        is_idle = await self._work_done(CLOSE_S)
         if self._thread is not None:
-            self._thread.shutdown()
+            self._thread.shutdown(wait=is_idle)
         self._thread = self._decoder = self._scorer = self._weights = None
 
     async def _drain(self) -> None:
         """Stop admitting requests and wait until every row has finished."""
         self._state = "draining"
-        if self._work is not None:
-            await asyncio.wait({self._work})
+        if not await self._work_done(self._spec.request_timeout_s):
+            self._resume()
+            rows = 0 if self._decoder is None else self._decoder.num_rows
+            raise EngineError(
+                f"{self._spec.name}: {rows} requests had not finished {self._spec.request_timeout_s:g} s after new "
+                "weights, or sleep, were asked for (rollout.request_timeout_s)"
+            )
         if self._state != "draining":
             raise EngineError(f"{self._spec.name} is {self._state}")
+
+    async def _work_done(self, timeout_s: float) -> bool:
+        """Wait for the work under way; false if it is not done within `timeout_s`."""
+        return self._work is None or bool((await asyncio.wait({self._work}, timeout=timeout_s))[0])
 
     def _resume(self) -> None:
         if self._state != "closed":

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from tqppo.errors import EngineError
-from tqppo.protocols import Completion, EngineCapabilities, EngineSpec, Request, Scores, WeightSource
+from tqppo.protocols import Completion, EngineCapabilities, EngineSpec, Incident, Request, Scores, WeightSource
 
 from .api import CONTROL_TIMEOUT_S, EnginePart, ServerApi, tokens_left
 from .gate import Gate
@@ -74,6 +74,10 @@ class ServerEngine:
     async def start(self) -> None:
         await self.servers.start()
 
+    def take_incidents(self) -> list[Incident]:
+        """The servers that died and were started again since the last call."""
+        return self.servers.take_incidents()
+
     def expect(self, sessions: Sequence[str], batch: str = "") -> None:
         """Does nothing: servers batch requests as they come."""
 
@@ -83,7 +87,7 @@ class ServerEngine:
     async def generate(self, request: Request) -> Completion:
         tokens_left(self.spec, request)
         with self._requests.track(request.request_id) as server_id:
-            async with self._sending, self._gate.passing():
+            async with self._sending, self._gate.passing(self.spec.request_timeout_s):
                 try:
                     completion = await self.servers.call(lambda server: self.api.generate(server, request, server_id))
                 except asyncio.CancelledError:
@@ -114,7 +118,7 @@ class ServerEngine:
         check_sequence(self.spec, tokens, start)
         if start == len(tokens) - 1:
             return no_scores(len(tokens), top_k)
-        async with self._sending, self._gate.passing():
+        async with self._sending, self._gate.passing(self.spec.request_timeout_s):
             return await self.servers.call(lambda server: self.api.score(server, tokens, top_k, start, hidden=hidden))
 
     async def score_many(

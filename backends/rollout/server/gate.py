@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator
 
 from tqppo.errors import EngineError
@@ -18,10 +19,9 @@ class Gate:
         self._empty.set()
 
     @contextlib.asynccontextmanager
-    async def passing(self) -> AsyncIterator[None]:
-        """Hold the gate open during one request; waits while an update has it closed."""
-        while not self._open.is_set():
-            await self._open.wait()
+    async def passing(self, timeout_s: float) -> AsyncIterator[None]:
+        """Hold the gate open during one request; waits while an update has it closed, for `timeout_s` at most."""
+        await self._opened(timeout_s, "a request")
         self._num_running += 1
         self._empty.clear()
         try:
@@ -34,14 +34,21 @@ class Gate:
     @contextlib.asynccontextmanager
     async def closed(self, timeout_s: float) -> AsyncIterator[None]:
         """Keep requests out during a weight update. Raises if some are still running after `timeout_s`."""
-        while not self._open.is_set():
-            await self._open.wait()
+        await self._opened(timeout_s, "a weight update")
         self._open.clear()
         try:
             await self._drained(timeout_s)
             yield
         finally:
             self._open.set()
+
+    async def _opened(self, timeout_s: float, waits: str) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not self._open.is_set():  # another update may close it again before this task runs
+            try:
+                await asyncio.wait_for(self._open.wait(), max(0.0, deadline - time.monotonic()))
+            except asyncio.TimeoutError:
+                raise EngineError(f"{waits} waited {timeout_s:g} s for a weight update to end") from None
 
     async def _drained(self, timeout_s: float) -> None:
         try:

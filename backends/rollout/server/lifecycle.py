@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from tqppo.engines import environments
 from tqppo.errors import BackendError, EngineError, TqppoError
+from tqppo.protocols import Incident
 
 from .api import ServerApi
 from .http import EngineServer, ServerDied
@@ -36,6 +37,7 @@ class ServerLifecycle:
         self._current: asyncio.Task[EngineServer] | None = None
         self._dead: EngineServer | None = None  # the one before the current server
         self._restarts = 0
+        self._incidents: list[Incident] = []
 
     @property
     def process(self) -> ServerProcess | None:
@@ -68,6 +70,10 @@ class ServerLifecycle:
             log.debug("a request is repeated because its server died: %s", death)
         return await request(await self.live())
 
+    def take_incidents(self) -> list[Incident]:
+        taken, self._incidents = self._incidents, []
+        return taken
+
     async def close(self) -> bool:
         """End the server; false if there was none."""
         current, self._current = self._current, None
@@ -96,7 +102,9 @@ class ServerLifecycle:
         await dead.close()
         while self._restarts < self._spec.max_restarts:
             self._restarts += 1
-            log.warning("%s: restart %d of %d: %s", self._spec.name, self._restarts, self._spec.max_restarts, reason)
+            which = f"restart {self._restarts} of {self._spec.max_restarts}"
+            log.warning("%s: %s: %s", self._spec.name, which, reason)
+            self._incidents.append(Incident(self._spec.name, f"{which}: {reason}"))
             try:
                 return await self._boot()
             except ServerDied as error:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from tqppo.processes.lifeline import guard_command
 
+GUARD_S = 10.0  # for a guard that has nothing left to do, or was killed, to be gone
 NOT_INHERITED = ("PYTHONPATH", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE", "PYTHONSTARTUP", "VIRTUAL_ENV")
 
 
@@ -91,7 +92,10 @@ class ServerProcess:
         if output:
             return
         self._loop.remove_reader(self._stdout.fileno())
-        self._popen.wait()
+        try:
+            self._popen.wait(GUARD_S)  # it has closed its output, the last thing that it does
+        except subprocess.TimeoutExpired:
+            self._popen.kill()
         with contextlib.suppress(ProcessLookupError, PermissionError):  # some are left if the guard was killed
             os.killpg(self.pid, signal.SIGKILL)
         shutil.rmtree(self.scratch, ignore_errors=True)
@@ -114,7 +118,8 @@ class ServerProcess:
             await asyncio.wait_for(asyncio.shield(self.exited), self.grace_s + 10)
         except asyncio.TimeoutError:
             os.killpg(self.pid, signal.SIGKILL)
-            await self.exited
+            with contextlib.suppress(asyncio.TimeoutError):  # a process in the kernel ends when its call returns
+                await asyncio.wait_for(asyncio.shield(self.exited), GUARD_S)
         self._stdout.close()
         self._final_tail = self.tail()
         self._log.close()

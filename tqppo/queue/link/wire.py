@@ -39,6 +39,7 @@ METHODS = frozenset({"publish", "room", "release", "tag", "clear", "locate", "li
 INDEX = "the queue's index"  # in messages
 
 _HELLO_BYTES = 64
+_CONNECT_S = 1.0  # on this machine; a call without a connection goes through Ray, which pings the index
 _HELLO_S = 1.0  # a client sends its token as it connects
 _HELLO_ATTEMPTS = 30  # of a client on a busy machine, which was held up between connecting and sending
 _CREDENTIALS = struct.Struct("3i")  # pid, uid and gid of a socket's other end
@@ -297,6 +298,7 @@ class SocketClient:
 def _connected(spec: StorageSpec) -> socket.socket | None:
     """A new connection whose token is sent; None if the server cannot be reached."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    connection.settimeout(_CONNECT_S)  # the index may stand still with as many callers waiting as the kernel takes
     try:
         connection.connect(_address(spec))
         connection.sendall(_hello(spec))

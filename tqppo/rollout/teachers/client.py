@@ -18,6 +18,7 @@ from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
 from tqppo.data.prompts import Prompt
 from tqppo.errors import DataError, EngineError, QueueError, TqppoError
 from tqppo.processes.ray_calls import call
+from tqppo.protocols import Incident
 from tqppo.rollout.teachers.figures import RolloutReport, TeacherFigures
 from tqppo.rollout.teachers.worker import RowsToScore, TeacherWorker
 
@@ -162,6 +163,7 @@ class TeacherClient:
             finally:
                 replicas.num_calls[chosen] -= 1
             log.warning("teacher %s, replica %d: %s", route.name, chosen, failure)
+            self.report.incidents.append(Incident(f"teacher {route.name}, replica {chosen}", failure))
         raise EngineError(_message(route, failed, failure))
 
     async def _made_anew(self, route: TeacherRoute, replica: int) -> None:

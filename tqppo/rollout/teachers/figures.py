@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from tqppo.protocols import Metrics
+from tqppo.protocols import Incident, Metrics
 
 
 @dataclass(slots=True)
@@ -56,6 +56,7 @@ class RolloutReport:
 
     teachers: dict[str, TeacherFigures] = field(default_factory=dict)
     exposed_s: float = 0.0  # scoring that went on after the last row was sampled
+    incidents: list[Incident] = field(default_factory=list)
 
     def of(self, teacher: str) -> TeacherFigures:
         return self.teachers.setdefault(teacher, TeacherFigures())
@@ -68,6 +69,7 @@ class RolloutReport:
             spans = {name: total.of(name).span_s + each.span_s for name, each in report.teachers.items()}
             for name, figures in report.teachers.items():
                 total.of(name).add(figures)
+            total.incidents += report.incidents
             exposed = (total.exposed_s, report.exposed_s)
             total.exposed_s = sum(exposed) if one_after_the_other else max(exposed)
             if one_after_the_other:

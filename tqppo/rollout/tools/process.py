@@ -24,7 +24,7 @@ from typing import BinaryIO
 
 from tqppo import plugins
 from tqppo.errors import ConfigError
-from tqppo.processes.lifeline import adopt_orphans, die_with_parent, end_children
+from tqppo.processes.lifeline import adopt_orphans, die_with_parent, end_children, supervise
 from tqppo.rewards.process import describe, send
 from tqppo.rollout.tools.schema import function_schema
 
@@ -194,6 +194,7 @@ def main() -> None:
     calls, pipe = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a module prints when it is imported goes to the log instead of into the protocol
     start = json.loads(calls.readline())
+    supervise(start["parent"])
     adopt_orphans()
     try:
         functions, schemas = load_tools(start["tools"])

@@ -22,6 +22,8 @@ from tqppo.devices.seats import Seat
 from tqppo.devices.turns import Turn
 from tqppo.errors import DeadlineExceeded, TqppoError, WorkerError
 from tqppo.processes import ray_calls
+from tqppo.processes.actor_watch import ActorWatch
+from tqppo.processes.host_memory import out_of_memory
 from tqppo.protocols import Metrics
 from tqppo.queue.client import Queue
 from tqppo.queue.meta import BatchMeta
@@ -123,6 +125,7 @@ class WorkerGroup(Generic[W]):
         ]
         self._processes: list[ActorHandle[RankProcess[W]]] = []
         self._starting: list[ray.ObjectRef[None]] = []
+        self._watch: ActorWatch | None = None
 
     def start(self) -> None:
         is_one_node = ray_calls.num_nodes() == 1
@@ -133,6 +136,7 @@ class WorkerGroup(Generic[W]):
             )
             for spec, seat in zip(self._specs, self._seats, strict=True)
         ]
+        self._watch = ActorWatch({f"{self.role} rank {rank}": each for rank, each in enumerate(self._processes)})
         opened = ray_calls.call(self._processes[0], RankProcess.open, is_one_node=is_one_node)
         address = cast(tuple[str, int], opened)  # Ray passes on the value that it refers to
         self._starting = [
@@ -146,7 +150,7 @@ class WorkerGroup(Generic[W]):
 
     def close(self) -> None:
         """End the ranks, whatever state they are in."""
-        ray_calls.close_all(self._processes, RankProcess.close, _GRACE_S)
+        ray_calls.close_all(self._processes, RankProcess.close, _GRACE_S, watch=self._watch)
         self._processes = []
 
     def call(self, method: Callable[Concatenate[W, P], R], /, *arguments: P.args, **named: P.kwargs) -> R:
@@ -203,9 +207,12 @@ class WorkerGroup(Generic[W]):
 
     def _results(self, calls: Sequence[ray.ObjectRef[R]], name: str, timeout_s: float) -> list[R]:
         """All results, or the first failure as soon as it happens: the other ranks would wait for it for ever."""
-        settled = ray_calls.settle(calls, timeout_s, grace_s=_GRACE_S)
+        settled = ray_calls.settle(calls, timeout_s, grace_s=_GRACE_S, watch=self._watch)
         if settled.failures:
             self._fail(name, settled.failures)
+        if settled.still:
+            self._end()
+            raise WorkerError(f"{self.role}.{name}: {'; '.join(settled.still)}")
         if settled.pending:
             self._end()
             silent = ", ".join(map(str, settled.pending))
@@ -218,6 +225,8 @@ class WorkerGroup(Generic[W]):
             cause = getattr(error, "cause", None)
             if isinstance(cause, TqppoError):
                 raise type(cause)(f"{self.role} rank {rank}: {cause}") from error
+            if (full := out_of_memory(error, f"{self.role} rank {rank}, in {name}")) is not None:
+                raise full from error
         raise WorkerError(
             "\n".join(f"{self.role} rank {rank} failed in {name}:\n{error}" for rank, error in failures.items())
         )

@@ -1,0 +1,30 @@
+"""Ray's killer of processes on a node that runs out of memory: its message in words that say what to lower."""
+
+from __future__ import annotations
+
+import re
+
+from tqppo.errors import OutOfMemory
+
+SIGN = re.compile(r"running low on memory|OOM kill|memory pressure \(OOM\)")
+NODE = re.compile(r"Memory on the node \(IP: ([^,]+), ID: (\w+)\) was ([\d.]+ ?\w+) used / ([\d.]+ ?\w+) limit")
+KILLED = re.compile(r"Selected to kill: \(.*?pid=(\d+), actual memory used=([\d.]+ ?\w+)")
+USERS = re.compile(r"Top 10 memory users:[^\n]*\n((?:\d+\t[\d.]+\t[^\n]*\n?){1,3})")
+LOWER = (
+    "To need less memory on a node, lower storage.budget_gb, rollout.replicas, rollout.max_running, "
+    "rollout.prefix_cache_gb, actor.micro_batch_tokens or the ranks of a role; or end other programs on it"
+)
+
+
+def out_of_memory(error: BaseException, what: str) -> OutOfMemory | None:
+    """The error to raise instead, if Ray ended the process because its node ran out of memory."""
+    text = str(error)
+    if not SIGN.search(text):
+        return None
+    killed, node, users = KILLED.search(text), NODE.search(text), USERS.search(text)
+    own = f" (process {killed[1]}, which used {killed[2]})" if killed else ""
+    figures = f": node {node[2][:16]} at {node[1]} has {node[3]} of {node[4]} in use" if node else ""
+    largest = "".join(f"\n  process {line}" for line in users[1].strip().split("\n")) if users else ""
+    shown = f"\nThe largest processes there, with their GB:{largest}" if largest else ""
+    why = f"Ray ended the process{own} because its node ran out of memory{figures}"
+    return OutOfMemory(f"{what}: {why}.{shown}\n{LOWER}")
