@@ -1,17 +1,18 @@
-"""Typed calls to Ray actors, and waiting for them with a deadline. Worker groups, engine pools and `run` use it."""
+"""Objects in Ray actors, and typed calls to Ray actors."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
-from typing import Concatenate, ParamSpec, TypeVar, cast, overload
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast, overload
 
 import ray
 from ray.actor import ActorHandle, ActorProxy
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
 
-from tqppo.errors import DeadlineExceeded, TqppoError, WorkerError
+from tqppo.errors import TqppoError
+from tqppo.processes.hosting import Call, Hosting, Process, ProcessDied
 
 A = TypeVar("A")
 P = ParamSpec("P")
@@ -49,13 +50,68 @@ def kill(actor: ActorProxy[A]) -> None:
     ray.kill(cast(ActorHandle[A], actor))
 
 
-def close_all(actors: Sequence[ActorProxy[A]], close: Callable[[A], object], timeout_s: float) -> None:
-    """Call `close` on every actor and wait until all have closed; after `timeout_s`, end those that have not."""
-    calls = [call(actor, close) for actor in actors]
-    if calls:
-        ray.wait(calls, num_returns=len(calls), timeout=timeout_s)
-    for actor in actors:
-        kill(actor)
+class RayCall(Call[T]):
+    """A Ray object that another process makes."""
+
+    def __init__(self, ref: ray.ObjectRef[T]) -> None:
+        self.ref = ref
+        super().__init__(_future(ref), self._cancel)
+
+    def _cancel(self) -> None:
+        with suppress(RayError, ValueError):
+            ray.cancel(self.ref)
+
+
+def _future(ref: ray.ObjectRef[T]) -> Future[T]:
+    """The object as a future that fails with the errors that `Call` promises."""
+    answer: Future[T] = Future()
+    answer.set_running_or_notify_cancel()  # a caller that gives up its wait does not cancel the call
+
+    def finish(made: Future[T]) -> None:
+        error = made.exception()
+        if error is None:
+            answer.set_result(made.result())
+        else:
+            answer.set_exception(_cause(error))
+
+    ref.future().add_done_callback(finish)
+    return answer
+
+
+def _cause(error: BaseException) -> BaseException:
+    if isinstance(error, RayTaskError) and isinstance(error.cause, TqppoError):
+        return error.cause
+    if isinstance(error, RayActorError):
+        return ProcessDied(str(error), may_return=isinstance(error, ActorUnavailableError))
+    return error
+
+
+class RayProcess(Process[A], Generic[A]):
+    """A Ray actor. It can be sent to other processes, which may call it as well."""
+
+    def __init__(self, actor: ActorProxy[A]) -> None:
+        self.actor = actor
+
+    def _start(self, method: Callable[..., object], args: Sequence[object], named: Mapping[str, object]) -> Call[Any]:
+        given = [each.ref if isinstance(each, RayCall) else each for each in args]  # Ray passes the value on
+        return RayCall(call(self.actor, method, *given, **named))
+
+    def kill(self) -> None:
+        kill(self.actor)
+
+
+class RayLauncher:
+    """Starts each object as a Ray actor."""
+
+    def launch(self, how: Hosting, kind: Callable[P, A], /, *args: P.args, **named: P.kwargs) -> Process[A]:
+        assert isinstance(kind, type), "an actor is an object of a class"
+        options = {"max_concurrency": how.concurrency, "max_restarts": how.restarts, "max_task_retries": 0}
+        make = ray.remote(kind).options(**how.seat.options(), **options)
+        return RayProcess(make.remote(*args, **named))
+
+    def run(self, how: Hosting, function: Callable[P, T], /, *args: P.args, **named: P.kwargs) -> Call[T]:
+        make: Any = ray.remote(function)  # Ray types functions by their number of arguments
+        return RayCall(make.options(**how.seat.options(), max_retries=how.restarts).remote(*args, **named))
 
 
 def this_node() -> str:
@@ -69,68 +125,7 @@ def num_nodes() -> int:
     return sum(node["Alive"] for node in nodes())
 
 
-@dataclass(frozen=True, slots=True)
-class Settled:
-    """How a set of calls stands after a wait: positions of those that failed, and of those without a result."""
-
-    failures: dict[int, RayError] = field(default_factory=dict)
-    pending: tuple[int, ...] = ()
-
-
-def settle(calls: Sequence[ray.ObjectRef[T]], timeout_s: float, *, grace_s: float = 0.0) -> Settled:
-    """Wait until every call has a result, one has failed, or `timeout_s` has passed.
-
-    After a failure the other calls get `grace_s` to fail too, so that the report can name every failed process.
-    """
-    places = {call: place for place, call in enumerate(calls)}
-    pending, deadline = list(places), time.monotonic() + timeout_s
-    failures: dict[int, RayError] = {}
-    while pending and not failures:
-        done, pending = ray.wait(pending, num_returns=1, timeout=max(0.0, deadline - time.monotonic()))
-        if not done:
-            break
-        failures = _failures(done, places)
-    if failures and pending:
-        late, pending = ray.wait(pending, num_returns=len(pending), timeout=grace_s)
-        failures |= _failures(late, places)
-    return Settled(failures, tuple(sorted(places[call] for call in pending)))
-
-
-def results(
-    calls: Sequence[ray.ObjectRef[T]],
-    timeout_s: float,
-    what: str,
-    *,
-    missing: Callable[[], str] = str,
-    died: type[TqppoError] = WorkerError,
-) -> list[T]:
-    """Return the results in the order of `calls`, or raise the first failure as soon as it happens.
-
-    Raises `DeadlineExceeded` after `timeout_s`, with `missing()` in its message; a call's own `TqppoError` as it was
-    raised; and `died` if the process of a call is gone. `what` names the calls in these messages.
-    """
-    settled = settle(calls, timeout_s)
-    for error in settled.failures.values():
-        raise cause_of(error, what, died) from None
-    if settled.pending:
-        raise DeadlineExceeded(f"{what} did not finish within {timeout_s:g} s. {missing()}".rstrip())
-    return ray.get(list(calls))
-
-
-def cause_of(error: RayError, what: str, died: type[TqppoError] = WorkerError) -> Exception:
-    """Return the error to raise for a failed call: the `TqppoError` inside it, or `died` if its process is gone."""
-    if isinstance(error, RayTaskError) and isinstance(error.cause, TqppoError):
-        return error.cause
-    if isinstance(error, RayActorError):
-        return died(f"{what}: the process died. {error}")
-    return error
-
-
-def _failures(done: Sequence[ray.ObjectRef[T]], places: dict[ray.ObjectRef[T], int]) -> dict[int, RayError]:
-    failures: dict[int, RayError] = {}
-    for call in done:
-        try:
-            ray.get(call)
-        except RayError as error:
-            failures[places[call]] = error
-    return failures
+def own_address() -> str:
+    """The address of this node for others of the cluster."""
+    address: Callable[[], str] = ray.util.get_node_ip_address
+    return address()

@@ -21,9 +21,9 @@ from tqppo.metrics import trackers
 from tqppo.metrics.events import Event
 from tqppo.metrics.files import EventLog, MetricsLog
 from tqppo.processes.garbage import spare_what_started
+from tqppo.processes.hosting import Launcher
 from tqppo.protocols import Metrics
 from tqppo.run.checkpoint import Checkpoint, CheckpointStore
-from tqppo.run.cluster import ray_cluster
 from tqppo.run.folder import RunFolder
 from tqppo.run.lock import RunLock
 from tqppo.run.loop import Loop, Schedule
@@ -113,22 +113,12 @@ class Attempt:
         self.display.note(f"{name}: {what}; once more aborts at once")
 
     def _train(self, stop: StopRequest, logs: Path) -> int:
-        config, fake = self.config, fake_gpus()
+        config = self.config
         with ExitStack() as stack:
             stack.enter_context(self.display)
-            with self.display.stage("starting Ray"):
-                stack.enter_context(
-                    ray_cluster(
-                        config.cluster.address,
-                        num_cpus=max(os.cpu_count() or 1, fake.count if fake else 0),  # a fake GPU has a core
-                        num_gpus=fake.count if fake else None,
-                        object_store_bytes=self._object_store_bytes(),
-                        logs=logs,
-                        while_starting=lambda: import_module("tqppo.run.build"),  # with torch and transformers: seconds
-                    )
-                )
+            launcher = self._one_process(stack) if config.cluster.in_process else self._ray(stack, logs)
             stop.listen_again()
-            run = self._build(logs, stack)
+            run = self._build(logs, stack, launcher)
             self.trackers = trackers.load(
                 config.logging.trackers,
                 self.folder.path,
@@ -146,13 +136,35 @@ class Attempt:
             self._print_ending(code)
         return code
 
+    def _one_process(self, stack: ExitStack) -> Launcher:
+        with self.display.stage("importing torch"):
+            from tqppo.run.one_process import one_process
+
+            return stack.enter_context(one_process(self.config.run.threads or 1))
+
+    def _ray(self, stack: ExitStack, logs: Path) -> Launcher:
+        from tqppo.run.cluster import ray_cluster
+
+        fake = fake_gpus()
+        with self.display.stage("starting Ray"):
+            return stack.enter_context(
+                ray_cluster(
+                    self.config.cluster.address,
+                    num_cpus=max(os.cpu_count() or 1, fake.count if fake else 0),  # a fake GPU has a core
+                    num_gpus=fake.count if fake else None,
+                    object_store_bytes=self._object_store_bytes(),
+                    logs=logs,
+                    while_starting=lambda: import_module("tqppo.run.build"),  # with torch and transformers: seconds
+                )
+            )
+
     def _object_store_bytes(self) -> int:
         return facts.storage_budget_bytes(self.config) if self.config.storage.backend == "ray" else 0
 
-    def _build(self, logs: Path, stack: ExitStack) -> LiveRun:
+    def _build(self, logs: Path, stack: ExitStack, launcher: Launcher) -> LiveRun:
         from tqppo.run.build import build
 
-        run = build(self.config, self.folder, logs, stack, self.display.stage, report=self._report)
+        run = build(self.config, self.folder, logs, stack, self.display.stage, launcher=launcher, report=self._report)
         if self.checkpoint is not None:
             with self.display.stage(f"loading the checkpoint of step {self.start}"):
                 run.load(self.checkpoint.folder, self.checkpoint.driver_state(), self.start)

@@ -15,12 +15,16 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tqppo.errors import PreflightError
 from tqppo.processes.lifeline import Watcher, descendants, end
 from tqppo.processes.reaper import claim, reap
 from tqppo.run.worker_logs import keep_worker_logs
 from tqppo.weights import location
+
+if TYPE_CHECKING:
+    from tqppo.processes.ray_calls import RayLauncher
 
 log = logging.getLogger(__name__)
 
@@ -40,25 +44,27 @@ def ray_cluster(
     logs: Path,
     num_gpus: int | None = None,
     while_starting: Callable[[], object] = lambda: None,
-) -> Iterator[None]:
+) -> Iterator[RayLauncher]:
     """Connect to `address`, or start a private Ray whose logs end up in `logs`. Ray looks for GPUs unless told.
 
     `while_starting` runs in a thread while a private Ray's processes start: this process only waits for them.
     """
     _quiet()
     if address:
-        with _connected(address):
-            yield
+        with _connected(address) as launcher:
+            yield launcher
     else:
         size = {"num_cpus": max(1, round(num_cpus)), "num_gpus": num_gpus}
         size["object_store_memory"] = max(object_store_bytes, OBJECT_STORE_BYTES)
-        with _private(size, logs, while_starting):
-            yield
+        with _private(size, logs, while_starting) as launcher:
+            yield launcher
 
 
 @contextmanager
-def _connected(address: str) -> Iterator[None]:
+def _connected(address: str) -> Iterator[RayLauncher]:
     import ray
+
+    from tqppo.processes.ray_calls import RayLauncher
 
     _check_answers(address)
     try:
@@ -66,14 +72,16 @@ def _connected(address: str) -> Iterator[None]:
     except ConnectionError as error:
         raise PreflightError(f"no Ray cluster answers at cluster.address = {address!r}: {error}") from None
     try:
-        yield
+        yield RayLauncher()
     finally:
         ray.shutdown()
 
 
 @contextmanager
-def _private(size: Mapping[str, int | None], logs: Path, while_starting: Callable[[], object]) -> Iterator[None]:
+def _private(size: Mapping[str, int | None], logs: Path, while_starting: Callable[[], object]) -> Iterator[RayLauncher]:
     import ray
+
+    from tqppo.processes.ray_calls import RayLauncher
 
     parent = Path(tempfile.gettempdir())
     reap(parent, PRIVATE_PREFIX)
@@ -86,7 +94,7 @@ def _private(size: Mapping[str, int | None], logs: Path, while_starting: Callabl
             other_thread.submit(while_starting)
             start_patiently(partial(start, _temp_dir=folder, **size))
         watcher.watch(descendants(os.getpid()))
-        yield
+        yield RayLauncher()
     finally:
         ray.shutdown()
         _keep_logs(owned.folder, logs)

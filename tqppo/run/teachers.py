@@ -8,24 +8,27 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import ray
-
 from tqppo import space
 from tqppo.builtin import TASK
 from tqppo.config import facts
 from tqppo.config.sections import Config
 from tqppo.data.prompts import DataSpec, demonstrations
+from tqppo.devices.seats import NO_CPU
+from tqppo.processes.hosting import Hosting, Launcher, first_ended
 from tqppo.run import configure
 from tqppo.tiny.teachers import TaskSplit, TeacherProgress, TeacherRecipe, cache_folder, find_teacher, make_teacher
 
 # Shows the user what takes time; what it yields shows how far that is.
 Announce = Callable[[str], AbstractContextManager[Callable[[str], None]]]
 POLL_S = 0.5
+RETRIES = 3  # of a training whose process dies
 REPORT_EVERY = 10  # steps
 TEACHER_PROBLEMS = 100_000  # that a teacher may learn from
 
 
-def prepare_teachers(config: Config, student: str, work: Path, announce: Announce) -> dict[str, str]:
+def prepare_teachers(
+    config: Config, student: str, work: Path, announce: Announce, launcher: Launcher
+) -> dict[str, str]:
     """The folder or hub name of each teacher's model. `student` is that of the student, `work` a folder of this run.
 
     A teacher that is made for a task is trained here, unless the user's cache has it; all of them at once.
@@ -40,7 +43,7 @@ def prepare_teachers(config: Config, student: str, work: Path, announce: Announc
     missing = {name: tasks[name] for name, path in found.items() if path is None}
     if missing:
         with announce(f"making teachers: {', '.join(missing)}") as show:
-            made = _make(missing, recipe, rows, folder, work, show)
+            made = _make(missing, recipe, rows, folder, work, show, launcher)
     else:
         made = {}
     paths = known | {name: path for name, path in found.items() if path is not None} | made
@@ -61,22 +64,26 @@ def _make(
     folder: Path,
     work: Path,
     show: Callable[[str], None],
+    launcher: Launcher,
 ) -> dict[str, str]:
     """Train each teacher in a process of its own; what they report is shown."""
     work.mkdir(parents=True, exist_ok=True)
     notes = {name: (work / f".{name}.progress").resolve() for name in tasks}
-    train = ray.remote(num_cpus=0)(train_teacher)
     calls = {
-        train.remote(task, recipe, rows[name], str(folder), str(notes[name])): name for name, task in tasks.items()
+        name: launcher.run(
+            Hosting(NO_CPU, restarts=RETRIES), train_teacher, task, recipe, rows[name], str(folder), str(notes[name])
+        )
+        for name, task in tasks.items()
     }
-    pending = list(calls)
+    pending = list(calls.values())
     while pending:
-        done, pending = ray.wait(pending, num_returns=1, timeout=POLL_S)
-        ray.get(done)  # raises what a training raised
+        for done in first_ended(pending, POLL_S):
+            done.result()  # raises what a training raised
+            pending.remove(done)
         show(", ".join(f"{name} {_note(path)}" for name, path in notes.items()))
     for path in notes.values():
         path.unlink(missing_ok=True)
-    return {name: ray.get(reference) for reference, name in calls.items()}
+    return {name: call.result() for name, call in calls.items()}
 
 
 def train_teacher(task: str, recipe: TeacherRecipe, rows: TaskSplit, folder: str, note: str) -> str:

@@ -1,4 +1,4 @@
-"""A replica of a teacher: a frozen engine in a process of its own that scores rows of the queue. A Ray actor.
+"""A replica of a teacher: a frozen engine in a process of its own that scores rows of the queue.
 
 It is called by rollout workers with keys, reads the tokens from the queue, and puts what the teacher says of them back
 on the same rows. Nothing but names and figures passes through its callers.
@@ -15,11 +15,10 @@ from hashlib import blake2b
 from pathlib import Path
 
 import numpy as np
-import ray
 import torch
 
 from tqppo import plugins
-from tqppo.processes.ray_calls import this_node
+from tqppo.processes.nodes import this_node
 from tqppo.protocols import EngineSpec, RolloutEngine, Scores
 from tqppo.queue.client import Queue
 from tqppo.queue.meta import BatchMeta, Jagged
@@ -128,7 +127,7 @@ class TeacherWorker:
             fingerprint=self._fingerprint,
             probes=[scores.logprobs[:-1].tolist() for scores in twice],
             hidden_size=0 if hidden is None else int(hidden.shape[1]),
-            node=this_node() if ray.is_initialized() else "",
+            node=this_node(),
             pid=os.getpid(),
         )
 
