@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tqppo.config import facts
 from tqppo.config.sections import Config
 from tqppo.config.show.export import flat
-from tqppo.devices.fake_gpus import fake_gpus
 from tqppo.display.display import Display, Ending
 from tqppo.errors import LockLost, OutOfSpace
 from tqppo.metrics import files as metrics_files
@@ -25,6 +21,7 @@ from tqppo.processes.hosting import Launcher
 from tqppo.protocols import Metrics
 from tqppo.run.checkpoint import Checkpoint, CheckpointStore
 from tqppo.run.folder import RunFolder
+from tqppo.run.launch import launcher_of
 from tqppo.run.lock import RunLock
 from tqppo.run.loop import Loop, Schedule
 from tqppo.run.picture import EXAMPLE, subtitle
@@ -116,7 +113,7 @@ class Attempt:
         config = self.config
         with ExitStack() as stack:
             stack.enter_context(self.display)
-            launcher = self._one_process(stack) if config.cluster.in_process else self._ray(stack, logs)
+            launcher = launcher_of(config, logs, stack, self.display.stage)
             stop.listen_again()
             run = self._build(logs, stack, launcher)
             self.trackers = trackers.load(
@@ -135,31 +132,6 @@ class Attempt:
             self._flush_metrics()
             self._print_ending(code)
         return code
-
-    def _one_process(self, stack: ExitStack) -> Launcher:
-        with self.display.stage("importing torch"):
-            from tqppo.run.one_process import one_process
-
-            return stack.enter_context(one_process(self.config.run.threads or 1))
-
-    def _ray(self, stack: ExitStack, logs: Path) -> Launcher:
-        from tqppo.run.cluster import ray_cluster
-
-        fake = fake_gpus()
-        with self.display.stage("starting Ray"):
-            return stack.enter_context(
-                ray_cluster(
-                    self.config.cluster.address,
-                    num_cpus=max(os.cpu_count() or 1, fake.count if fake else 0),  # a fake GPU has a core
-                    num_gpus=fake.count if fake else None,
-                    object_store_bytes=self._object_store_bytes(),
-                    logs=logs,
-                    while_starting=lambda: import_module("tqppo.run.build"),  # with torch and transformers: seconds
-                )
-            )
-
-    def _object_store_bytes(self) -> int:
-        return facts.storage_budget_bytes(self.config) if self.config.storage.backend == "ray" else 0
 
     def _build(self, logs: Path, stack: ExitStack, launcher: Launcher) -> LiveRun:
         from tqppo.run.build import build
