@@ -24,7 +24,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class ProcessDied(Exception):
+class HostDied(Exception):
     """The process of a call is gone. `may_return`: it is being restarted, or cannot be reached at the moment."""
 
     def __init__(self, message: str, *, may_return: bool = False) -> None:
@@ -35,7 +35,7 @@ class ProcessDied(Exception):
 class Call(Generic[T]):
     """A call under way. It can be blocked on, awaited, and passed as an argument of another call.
 
-    It raises a `TqppoError` as the method raised it, `ProcessDied`, or any other error of the method.
+    It raises a `TqppoError` as the method raised it, `HostDied`, or any other error of the method.
     """
 
     def __init__(self, future: Future[T], give_up: Callable[[], object]) -> None:
@@ -161,7 +161,7 @@ def results(
 
 def cause_of(error: BaseException, what: str, died: type[TqppoError] = WorkerError) -> BaseException:
     """Return the error to raise for a failed call: its own, or `died` if its process is gone."""
-    return died(f"{what}: the process died. {error}") if isinstance(error, ProcessDied) else error
+    return died(f"{what}: the process died. {error}") if isinstance(error, HostDied) else error
 
 
 def described(error: BaseException) -> str:
@@ -175,4 +175,4 @@ def _failures(done: set[Future[T]], places: Mapping[Future[T], int]) -> dict[int
 
 
 def _error(future: Future[T]) -> BaseException | None:
-    return ProcessDied("the call was cancelled") if future.cancelled() else future.exception()
+    return HostDied("the call was cancelled") if future.cancelled() else future.exception()

@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Generic, ParamSpec, TypeVar
 
-from tqppo.processes.hosting import Call, Hosting, Process, ProcessDied
+from tqppo.processes.hosting import Call, HostDied, Hosting, Process
 
 A = TypeVar("A")
 P = ParamSpec("P")
@@ -36,7 +36,7 @@ class LocalProcess(Process[A], Generic[A]):
 
     def _start(self, method: Callable[..., object], args: Sequence[object], named: Mapping[str, object]) -> Call[Any]:
         if self._held is None:
-            return _failed(ProcessDied(f"{self._name} was ended before"))
+            return _failed(HostDied(f"{self._name} was ended before"))
         given = [each.result() if isinstance(each, Call) else each for each in (self._held, *args)]
         if not inspect.iscoroutinefunction(method):
             return _called(self._isolation, method, given, named)

@@ -12,7 +12,7 @@ from ray.actor import ActorHandle, ActorProxy
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
 
 from tqppo.errors import TqppoError
-from tqppo.processes.hosting import Call, Hosting, Process, ProcessDied
+from tqppo.processes.hosting import Call, HostDied, Hosting, Process
 
 A = TypeVar("A")
 P = ParamSpec("P")
@@ -82,7 +82,7 @@ def _cause(error: BaseException) -> BaseException:
     if isinstance(error, RayTaskError) and isinstance(error.cause, TqppoError):
         return error.cause
     if isinstance(error, RayActorError):
-        return ProcessDied(str(error), may_return=isinstance(error, ActorUnavailableError))
+        return HostDied(str(error), may_return=isinstance(error, ActorUnavailableError))
     return error
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from tqppo.errors import DeadlineExceeded, EngineError
-from tqppo.processes.hosting import Call, ProcessDied, cause_of, first_ended
+from tqppo.processes.hosting import Call, HostDied, cause_of, first_ended
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -72,5 +72,5 @@ class Dispatcher(Generic[T, R]):
 def _result(call: Call[R]) -> R:
     try:
         return call.result()
-    except ProcessDied as error:
+    except HostDied as error:
         raise cause_of(error, "the rollout", EngineError) from None

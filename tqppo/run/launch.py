@@ -13,10 +13,10 @@ from tqppo.config.sections import Config
 from tqppo.devices.fake_gpus import fake_gpus
 from tqppo.processes.hosting import Launcher
 
-Stage = Callable[[str], AbstractContextManager[object]]  # shows the user what takes time
+ShowStage = Callable[[str], AbstractContextManager[object]]  # shows the user what takes time
 
 
-def launcher_of(config: Config, logs: Path, stack: ExitStack, stage: Stage) -> Launcher:
+def launcher_of(config: Config, logs: Path, stack: ExitStack, stage: ShowStage) -> Launcher:
     """Start what launches processes; closing `stack` ends it."""
     if not config.cluster.in_process:
         with stage("starting Ray"):
@@ -25,7 +25,7 @@ def launcher_of(config: Config, logs: Path, stack: ExitStack, stage: Stage) -> L
         from tqppo.run.one_process import one_process
 
         import_module("tqppo.run.build")
-    return stack.enter_context(one_process(config.run.threads or 1))
+    return stack.enter_context(one_process(config.run.threads or 1, logs))
 
 
 def _ray(config: Config, logs: Path) -> AbstractContextManager[Launcher]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from tqppo.errors import TqppoError
-from tqppo.processes.hosting import Call, Process, ProcessDied
+from tqppo.processes.hosting import Call, HostDied, Process
 from tqppo.rollout.teachers.client import TeacherRoute
 from tqppo.rollout.teachers.worker import ScoredRows, TeacherWorker
 
@@ -49,7 +49,7 @@ class FakeReplica(Process[TeacherWorker]):
         if behaviour == "silent":
             await asyncio.sleep(3600)
         if behaviour == "dead":
-            raise ProcessDied("the actor died")
+            raise HostDied("the actor died")
         if isinstance(behaviour, TqppoError):
             raise behaviour
         await asyncio.sleep(0)

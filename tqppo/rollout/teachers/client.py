@@ -14,7 +14,7 @@ import numpy as np
 
 from tqppo.data.prompts import Prompt
 from tqppo.errors import DataError, EngineError, QueueError, TqppoError
-from tqppo.processes.hosting import Call, Process, ProcessDied
+from tqppo.processes.hosting import Call, HostDied, Process
 from tqppo.rollout.teachers.figures import RolloutReport, TeacherFigures
 from tqppo.rollout.teachers.worker import RowsToScore, TeacherWorker
 
@@ -151,7 +151,7 @@ class TeacherClient:
             except TimeoutError:
                 replicas.silent.add(chosen)
                 failure = f"no answer within {route.timeout_s:g} s"
-            except ProcessDied as error:
+            except HostDied as error:
                 failure = f"its process died: {_first_line(error)}"
                 await self._made_anew(route, chosen)
             except EngineError as error:
@@ -167,7 +167,7 @@ class TeacherClient:
         while (left := deadline - time.monotonic()) > 0:
             try:
                 return await asyncio.wait_for(_answer(route.replicas[replica].call(TeacherWorker.ready)), left)
-            except ProcessDied as error:
+            except HostDied as error:
                 if not error.may_return:
                     return None
                 await asyncio.sleep(PAUSE_S)

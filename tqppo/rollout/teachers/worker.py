@@ -105,7 +105,7 @@ class TeacherWorker:
         self.engine: RolloutEngine = plugins.load("rollout", spec.backend)(spec.engine)
         self.cache = ScoreCache(spec.cache_path or "unused", spec.cache_bytes if spec.cache_path else 0)
         self._starting = asyncio.Lock()
-        self._is_logging = False
+        self._log_file: logging.FileHandler | None = None
         self._fingerprint: str | None = None
         self._identity = ""  # the fingerprint, or what stands for it where the files are elsewhere
 
@@ -150,6 +150,9 @@ class TeacherWorker:
 
     async def close(self) -> None:
         self.cache.close()
+        if self._log_file is not None:
+            logging.getLogger("tqppo").removeHandler(self._log_file)
+            self._log_file.close()
         await self.engine.close()
 
     async def ready(self) -> None:
@@ -174,16 +177,15 @@ class TeacherWorker:
 
     def _log_to_file(self) -> None:
         """Write this process's log lines into the replica's file, where an engine's server writes its own."""
-        if not self.spec.engine.log_dir or self._is_logging:
+        if not self.spec.engine.log_dir or self._log_file is not None:
             return
-        self._is_logging = True
         path = Path(self.spec.engine.log_dir) / f"{self.spec.engine.name}.log"
         path.parent.mkdir(parents=True, exist_ok=True)
-        handler = logging.FileHandler(path, mode="a")
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        self._log_file = logging.FileHandler(path, mode="a")
+        self._log_file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         ours = logging.getLogger("tqppo")
-        ours.addHandler(handler)
-        ours.setLevel(logging.INFO)
+        ours.addHandler(self._log_file)
+        ours.setLevel(min(logging.INFO, ours.getEffectiveLevel()))
 
     # -- scores --------------------------------------------------------------------------------------------------------
 
