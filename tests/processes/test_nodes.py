@@ -9,7 +9,11 @@ import pytest
 
 from tqppo.processes import nodes
 
-CODE = "import sys; from tqppo.processes import nodes as n; print([n.this_node(), n.num_nodes(), n.own_address()], 'ray' in sys.modules)"
+CODE = """
+import sys
+from tqppo.processes import nodes
+print([nodes.this_node(), nodes.num_nodes(), nodes.own_address()], "ray" in sys.modules)
+"""
 
 
 def test_without_ray_there_is_one_node_without_a_name_and_ray_is_not_imported() -> None:

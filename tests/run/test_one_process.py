@@ -81,7 +81,7 @@ def interrupted(runs: Runs, name: str, *, times: int) -> None:
         for _ in range(times if step == 1 else 0):
             signal.raise_signal(signal.SIGINT)
 
-    with pytest.raises(KeyboardInterrupt, match="Run.resume goes on with it"):
+    with pytest.raises(KeyboardInterrupt, match=r"Run\.resume goes on with it"):
         runs.train("ppo", name, at_step=at_step)
 
 
