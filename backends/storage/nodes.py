@@ -11,7 +11,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from tqppo.errors import DataLost
 from tqppo.processes.ray_calls import call
-from tqppo.queue.link.calls import GRACE_S, START_S, Heartbeat, NoAnswer, RayReply
+from tqppo.queue.link.calls import GRACE_S, START_S, NoAnswer
+from tqppo.queue.link.replies import Heartbeat, RayReply
 from tqppo.queue.storage import StorageSpec
 
 ActorHandle = Any  # Ray makes an actor's methods at run time

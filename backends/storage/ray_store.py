@@ -20,7 +20,8 @@ import ray
 from tqppo.errors import BackendError, DataLost
 from tqppo.processes.ray_calls import this_node
 from tqppo.queue.blocks.block import Block, BlockView, Bytes, Layout, parse
-from tqppo.queue.link.calls import NoAnswer, RayReply, Unresponsive
+from tqppo.queue.link.calls import NoAnswer, Unresponsive
+from tqppo.queue.link.replies import RayReply
 from tqppo.queue.storage import Locator, StorageSpec
 
 from .nodes import NodeActor, NodeActors, describe

@@ -1,18 +1,22 @@
 """SimpleStorage: blocks in shared-memory files on each node. Writers and readers of one node share the files directly;
-a node's storage actor serves them to readers on other nodes."""
+a node's storage actor (`file_server`) serves them to readers on other nodes."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 from tqppo.errors import DataLost
-from tqppo.processes.ray_calls import this_node
+from tqppo.processes.nodes import this_node
 from tqppo.queue.blocks.block import Block, BlockView, Bytes, parse
 from tqppo.queue.storage import Locator, StorageSpec
 
 from .folders import PREFIX, remove_run
-from .nodes import NodeActor, NodeActors
 from .segments import Segments
+
+if TYPE_CHECKING:
+    from .file_server import FileServers
 
 MAX_MAPPED_BLOCKS = 64  # of one read, because each mapped block takes two descriptors; with more, all are copied
 BlockRequest = tuple[str, str, int]  # place, block, bytes
@@ -23,7 +27,6 @@ class SimpleStorage:
     def __init__(self, spec: StorageSpec) -> None:
         self.spec = spec
         self._segments: Segments | None = None
-        self._servers = NodeActors(spec)
         self._node = ""
 
     async def start(self, node: str) -> None:
@@ -32,8 +35,7 @@ class SimpleStorage:
             self._segments = Segments.create(folder_name(self.spec, node), self.spec.budget_bytes, self.spec.dir)
             return
         for each in (self.node, node):
-            if each not in self._servers:
-                await self._servers.start(each, FileServer, self.spec, each)
+            await self._servers.start_on(each)
 
     async def write(self, block: Block) -> Locator:
         try:
@@ -52,7 +54,7 @@ class SimpleStorage:
             else:
                 elsewhere.setdefault(locator.node, []).append(i)
         replies = {
-            node: self._servers.ask(node, FileServer.read, [_request(locators[i]) for i in places], columns)
+            node: self._servers.read(node, [_request(locators[i]) for i in places], columns)
             for node, places in elsewhere.items()
         }
         for node, places in elsewhere.items():
@@ -68,20 +70,27 @@ class SimpleStorage:
             else:
                 elsewhere.setdefault(locator.node, []).append(locator.place)
         for node, names in elsewhere.items():
-            self._servers.tell(node, FileServer.free, names)
+            self._servers.free(node, names)
 
     def sweep(self, known: Sequence[Locator], older_than_s: float) -> None:
         files = {locator.place for locator in known}
         self._here().sweep(files, older_than_s)
-        for node in self._servers.nodes():
-            if node != self.node:
-                self._servers.tell(node, FileServer.sweep, files, older_than_s)
+        if self.spec.distributed:
+            self._servers.sweep(files, older_than_s, but=self.node)
 
     async def close(self) -> None:
-        await self._servers.close()
+        if self.spec.distributed:
+            await self._servers.close()
         if self._segments is not None:
             self._segments.remove()
         remove_run(f"{PREFIX}{self.spec.run}-", self.spec.dir)  # also those of owners that were killed
+
+    @cached_property
+    def _servers(self) -> FileServers:
+        """The servers of other nodes. A queue of one process has none, and does without Ray."""
+        from .file_server import FileServers
+
+        return FileServers(self.spec)
 
     @property
     def node(self) -> str:
@@ -96,36 +105,13 @@ class SimpleStorage:
         return self._segments
 
 
-class FileServer(NodeActor):
-    """The storage actor of a node: creates the node's files if there are none, and sends blocks to other nodes."""
-
-    def __init__(self, spec: StorageSpec, node: str) -> None:
-        name = folder_name(spec, node)
-        owned = Segments.find(name, spec.budget_bytes, spec.dir)
-        self._segments = owned or Segments.create(name, spec.budget_bytes, spec.dir)
-
-    def read(self, requests: Sequence[BlockRequest], columns: Sequence[str] | None) -> list[Pieces | None]:
-        found = [self._segments.read(*request, columns) for request in requests]
-        return [None if view is None else _pieces(view, columns) for view in found]
-
-    def free(self, names: Sequence[str]) -> None:
-        for name in names:
-            self._segments.free(name)
-
-    def sweep(self, known: Collection[str], older_than_s: float) -> None:
-        self._segments.sweep(known, older_than_s)
-
-    def close(self) -> None:
-        self._segments.remove()
-
-
-def _pieces(view: BlockView, columns: Sequence[str] | None) -> Pieces:
+def pieces_of(view: BlockView, columns: Sequence[str] | None) -> Pieces:
     layout = view.layout
     return layout.header, {start: view.piece(start, size) for start, size in layout.pieces(columns)}
 
 
 def _copied(view: BlockView, columns: Sequence[str] | None) -> BlockView:
-    _, pieces = _pieces(view, columns)
+    _, pieces = pieces_of(view, columns)
     return BlockView(view.layout, pieces={start: piece.copy() for start, piece in pieces.items()}, writable=True)
 
 

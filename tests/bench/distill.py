@@ -34,6 +34,7 @@ from transformers.utils import logging
 from tqppo.config.compile import compile_config
 from tqppo.config.sections import Config
 from tqppo.data.prompts import DataSpec, Demonstration, demonstrations
+from tqppo.processes.ray_launcher import RayLauncher
 from tqppo.run.build import build
 from tqppo.run.cluster import ray_cluster
 from tqppo.run.folder import new_run
@@ -160,7 +161,14 @@ def live(config: Config, scratch: Path, name: str) -> Iterator[LiveRun]:
     """The parts of a run, built as `tqppo train` builds them."""
     with ExitStack() as stack:
         folder = new_run(scratch / "runs", name, preset="", model="")
-        yield build(config, folder, folder.next_attempt(), stack, lambda text: nullcontext(lambda line: None))
+        yield build(
+            config,
+            folder,
+            folder.next_attempt(),
+            stack,
+            lambda text: nullcontext(lambda line: None),
+            launcher=RayLauncher(),
+        )
 
 
 def train(run: LiveRun, method: Method, target: float | None) -> Curve:

@@ -33,6 +33,7 @@ from tqppo.config.compile import compile_config
 from tqppo.config.sections import Config
 from tqppo.data import prompts
 from tqppo.data.prompts import DataSpec
+from tqppo.processes.ray_launcher import RayLauncher
 from tqppo.run.build import build
 from tqppo.run.cluster import ray_cluster
 from tqppo.run.folder import new_run
@@ -98,7 +99,9 @@ class Ours:
     def __init__(self, config: Config, runs: Path, name: str, stack: ExitStack) -> None:
         folder = new_run(runs, name, preset="", model="")
         logs = folder.next_attempt()
-        self.parts = build(config, folder, logs, stack, lambda text: nullcontext(lambda line: None))
+        self.parts = build(
+            config, folder, logs, stack, lambda text: nullcontext(lambda line: None), launcher=RayLauncher()
+        )
         self.model, self.step = folder.model, 0
         self.seconds: Counter[str] = Counter()
         self.seen: Counter[str] = Counter()

@@ -55,6 +55,10 @@ CASES: dict[str, Case] = {
     "empty-file": Case("# nothing yet\n"),
     "ten-megabytes": Case(files={"big.toml": b"#" * 10_485_760}, config=("big.toml",)),
     "deep-nesting": Case("x = " + "[" * 40 + "]" * 40 + "\n"),
+    "one-process-of-many": Case(
+        '[rollout]\nbackend = "vllm"\nreplicas = 2\n[storage]\nbackend = "ray"\n[actor]\nranks = 2\n',
+        sets=("cluster.in_process=true",),
+    ),
     # arithmetic
     "mini-batch-and-ranks": Case(
         "[data]\nbatch_size = 128\n[rollout]\ngroup_size = 8\n[actor]\nmini_batch_size = 32\nranks = 7\n"

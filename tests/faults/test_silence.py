@@ -16,7 +16,7 @@ from faults.processes import index_of, lost_soon, stopped, storage_of, this_node
 
 from tqppo.errors import DataLost, DeadlineExceeded
 from tqppo.queue.client import BatchMeta, Queue
-from tqppo.queue.link.calls import PING_WAIT_S, PING_WAITS, QUIET_S
+from tqppo.queue.link.replies import PING_WAIT_S, PING_WAITS, QUIET_S
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import test files
 

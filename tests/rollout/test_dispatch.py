@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
-import ray
 
+from tqppo.devices.seats import NO_CPU
 from tqppo.errors import DeadlineExceeded, EngineError
+from tqppo.processes.hosting import Hosting, Process, results
+from tqppo.processes.local import LocalLauncher
+from tqppo.processes.ray_launcher import RayLauncher
 from tqppo.rollout.dispatch import Dispatcher
-
-pytestmark = pytest.mark.usefixtures("local_ray")
 
 
 class Replica:
@@ -44,17 +45,28 @@ class Replica:
         return self.most, len(self.running), len(self.cancelled)
 
 
-@pytest.fixture(scope="module")
-def replicas(local_ray: None) -> Any:
-    made = [ray.remote(Replica).options(num_cpus=0, max_concurrency=100).remote(i) for i in range(2)]
+@pytest.fixture(scope="module", params=["local", pytest.param("ray", marks=pytest.mark.ray)])
+def replicas(request: pytest.FixtureRequest) -> Any:
+    """In this process, and as Ray actors."""
+    if request.param == "ray":
+        request.getfixturevalue("local_ray")
+        launcher: Any = RayLauncher()
+    else:
+        launcher = LocalLauncher()
+    made = [launcher.launch(Hosting(NO_CPU, concurrency=100), Replica, i) for i in range(2)]
     yield made
     for each in made:
-        ray.kill(each)
+        each.kill()
+
+
+def figures(replicas: Sequence[Process[Replica]]) -> list[tuple[int, int, int]]:
+    return results([each.call(Replica.figures) for each in replicas], 60, "the replicas")
 
 
 def dispatcher(replicas: Any, room: int, timeout_s: float = 60.0) -> Dispatcher[float, list[tuple[int, float]]]:
-    start: Callable[[int, Sequence[float]], Any] = lambda i, items: replicas[i].play.remote(items)  # noqa: E731
-    return Dispatcher(start, len(replicas), room, timeout_s, lambda: "2 are missing.")
+    return Dispatcher(
+        lambda i, items: replicas[i].call(Replica.play, items), len(replicas), room, timeout_s, lambda: "2 are missing."
+    )
 
 
 def test_without_a_limit_items_go_to_the_replicas_in_turn(replicas: Any) -> None:
@@ -77,12 +89,12 @@ def test_a_replica_with_less_to_do_gets_the_next_item(replicas: Any) -> None:
 def test_a_step_that_fails_is_cancelled_on_every_replica(
     replicas: Any, items: list[float], error: type[Exception], message: str
 ) -> None:
-    before = [ray.get(each.figures.remote()) for each in replicas]
+    before = figures(replicas)
     with pytest.raises(error, match=message):
         dispatcher(replicas, 0, timeout_s=3.0).run(items)
     deadline = time.monotonic() + 20
-    while any(running for _, running, _ in ray.get([each.figures.remote() for each in replicas])):
+    while any(running for _, running, _ in figures(replicas)):
         assert time.monotonic() < deadline, "the others go on"
         time.sleep(0.05)
-    after = [ray.get(each.figures.remote()) for each in replicas]
+    after = figures(replicas)
     assert sum(each[2] for each in after) - sum(each[2] for each in before) == sum(item > 0 for item in items)

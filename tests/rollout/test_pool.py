@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM
 from tqppo.data.prompts import Prompt
 from tqppo.devices.seats import NO_CPU
 from tqppo.errors import DeadlineExceeded, EngineError
+from tqppo.processes.ray_launcher import RayLauncher
 from tqppo.protocols import Completion, EngineSpec, Request, Sampling, WeightSource
 from tqppo.queue.client import Queue
 from tqppo.rewards.scorer import ScorerSpec
@@ -52,7 +53,7 @@ def pool(queue: Queue, tiny_model: Path) -> Iterator[RolloutPool]:
     engine = EngineSpec(model=str(tiny_model), max_context_tokens=64)
     spec = RolloutSpec("embedded", engine, str(tiny_model), ScorerSpec(function="exact_match"))
     made = RolloutPool(spec, queue, endpoints=[], replicas=2, timeout_s=120)
-    made.start([NO_CPU] * 2)
+    made.start(RayLauncher(), [NO_CPU] * 2)
     made.ready()
     yield made
     made.close()
@@ -101,12 +102,12 @@ def test_all_turns_of_a_session_go_to_one_replica(pool: RolloutPool, queue: Queu
     specs = pool.specs
     engine = replace(specs[0].engine, deterministic=deterministic, max_running=2)
     pool.specs = [replace(specs[0], engine=engine)] * 2
-    ray.get([worker.__ray_call__.remote(record_sessions) for worker in pool.workers])
+    ray.get([worker.actor.__ray_call__.remote(record_sessions) for worker in pool.workers])
     try:
         pool.generate(prompts(5), task())
     finally:
         pool.specs = specs
-        asked = ray.get([worker.__ray_call__.remote(forget_sessions) for worker in pool.workers])
+        asked = ray.get([worker.actor.__ray_call__.remote(forget_sessions) for worker in pool.workers])
     assert not set(asked[0]) & set(asked[1])
     assert sorted(Counter(asked[0] + asked[1]).values()) == [3] * 10
     assert all(asked)
@@ -141,16 +142,16 @@ def test_weights_that_are_not_the_trainer_s_are_noticed(pool: RolloutPool, tiny_
 
 def test_at_the_deadline_the_missing_prompts_are_named(pool: RolloutPool, queue: Queue) -> None:
     pool.timeout_s = 0.0
-    ray.get([worker.__ray_call__.remote(sleep_in_sessions) for worker in pool.workers])
+    ray.get([worker.actor.__ray_call__.remote(sleep_in_sessions) for worker in pool.workers])
     try:
         with pytest.raises(DeadlineExceeded, match=r"1 of 1 prompts are missing: p0-0-0\. Raise rollout.timeout_s"):
             pool.generate(prompts(1), task(max_new_tokens=40))
     finally:
         pool.timeout_s = 120
     deadline = time.monotonic() + 30
-    while not all(ray.get([worker.__ray_call__.remote(all_ended) for worker in pool.workers])):
+    while not all(ray.get([worker.actor.__ray_call__.remote(all_ended) for worker in pool.workers])):
         assert time.monotonic() < deadline, "the sessions of a step that was given up go on"
-    ray.get([worker.__ray_call__.remote(play_again) for worker in pool.workers])
+    ray.get([worker.actor.__ray_call__.remote(play_again) for worker in pool.workers])
     assert not queue.list().keys
 
 
@@ -190,9 +191,9 @@ def test_a_dead_replica_is_an_engine_error(queue: Queue, tiny_model: Path) -> No
     engine = EngineSpec(model=str(tiny_model), max_context_tokens=64)
     spec = RolloutSpec("embedded", engine, str(tiny_model), ScorerSpec(function="exact_match"))
     pool = RolloutPool(spec, queue, endpoints=[], replicas=1, timeout_s=60)
-    pool.start([NO_CPU])
+    pool.start(RayLauncher(), [NO_CPU])
     pool.ready()
-    ray.kill(pool.workers[0])
+    pool.workers[0].kill()
     with pytest.raises(EngineError, match="the rollout: the process died"):
         pool.generate(prompts(1), task())
     pool.close()

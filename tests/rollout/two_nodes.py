@@ -17,6 +17,7 @@ from ray.cluster_utils import Cluster
 from transformers import AutoModelForCausalLM
 
 from tqppo.contracts.rollout import publish_head
+from tqppo.processes.ray_launcher import RayLauncher
 from tqppo.protocols import EngineSpec, WeightSource
 from tqppo.queue.client import Queue
 from tqppo.rewards.scorer import ScorerSpec
@@ -48,12 +49,12 @@ def groups(pool: RolloutPool) -> list[str]:
 
 
 def copies(worker: Any) -> list[str]:
-    return ray.get(worker.__ray_call__.remote(lambda self: [str(each) for each in self.copies._folders]))
+    return ray.get(worker.actor.__ray_call__.remote(lambda self: [str(each) for each in self.copies._folders]))
 
 
 def kill_server(worker: Any) -> None:
     """The server itself, not its guard."""
-    guard = ray.get(worker.__ray_call__.remote(lambda self: self.engine.servers.process.pid))
+    guard = ray.get(worker.actor.__ray_call__.remote(lambda self: self.engine.servers.process.pid))
     psutil.Process(guard).children()[0].kill()
 
 
@@ -82,7 +83,7 @@ def main(backend: str, sync: str) -> None:
     folder = Path(tempfile.mkdtemp())
     model = write_tiny_model(folder / "model")
     actor = WorkerGroup("actor", Actor, ranks=1, spec=RoleSpec(ModelSpec(str(model))))
-    actor.start()
+    actor.start(RayLauncher())
     actor.ready()
     node = actor.call(Actor.publish, 0).node
     assert node in {each["NodeID"] for each in ray.nodes()}
@@ -96,7 +97,7 @@ def main(backend: str, sync: str) -> None:
     queue = Queue.create("simple", budget_bytes=16 * MIB)
     pool = RolloutPool(spec, queue, endpoints=[], replicas=1, timeout_s=280)
     try:
-        pool.start()
+        pool.start(RayLauncher())
         pool.ready()
         assert pool.nodes != [node], "both are on one node"
         check(pool, folder, node, sync)

@@ -11,6 +11,9 @@ import pytest
 
 from tqppo.config.compile import compile_config
 from tqppo.config.sections import Config
+from tqppo.processes.hosting import Launcher
+from tqppo.processes.local import LocalLauncher
+from tqppo.processes.ray_launcher import RayLauncher
 from tqppo.run import configure
 from tqppo.run.teachers import prepare_teachers
 from tqppo.tiny.teachers import TeacherRecipe
@@ -40,19 +43,25 @@ def test_named_models_stay_and_the_student_is_the_runs_own_model(tmp_path: Path)
         *("teachers.b.path=student", 'teachers.b.match=["reverse"]', 'teachers.b.prompt="{prompt} {answer}"'),
     )
     stages = Stages()
-    assert prepare_teachers(config, "run/model", tmp_path, stages) == {"a": "org/big", "b": "run/model"}
+    assert prepare_teachers(config, "run/model", tmp_path, stages, LocalLauncher()) == {
+        "a": "org/big",
+        "b": "run/model",
+    }
     assert stages.shown == []
 
 
 def test_other_modes_have_no_teachers(tmp_path: Path) -> None:
     config = compile_config(None, [], [], {}).draft
-    assert prepare_teachers(config, "run/model", tmp_path, Stages()) == {}
+    assert prepare_teachers(config, "run/model", tmp_path, Stages(), LocalLauncher()) == {}
 
 
-@pytest.mark.usefixtures("local_ray")
+@pytest.mark.parametrize("launches", ["local", pytest.param("ray", marks=pytest.mark.ray)])
 def test_a_teacher_for_a_task_is_made_once_and_its_training_is_shown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    launches: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if launches == "ray":
+        request.getfixturevalue("local_ray")
+    launcher: Launcher = RayLauncher() if launches == "ray" else LocalLauncher()
     monkeypatch.setenv("TQPPO_TEACHERS", str(tmp_path / "cache"))
     small = replace(configure.teacher_recipe(config_of("teachers.t.path=t")), max_steps=20, least_accuracy=0.0)
 
@@ -62,10 +71,10 @@ def test_a_teacher_for_a_task_is_made_once_and_its_training_is_shown(
     monkeypatch.setattr(configure, "teacher_recipe", recipe)
     config = config_of("teachers.t.path=task:sort", 'data.train="task:sort"')
     first, again = Stages(), Stages()
-    made = prepare_teachers(config, "run/model", tmp_path / "work", first)
+    made = prepare_teachers(config, "run/model", tmp_path / "work", first, launcher)
     assert Path(made["t"]).parent == tmp_path / "cache"
     assert first.shown[0] == "making teachers: t"
     assert first.shown[-1].startswith("t step 20, ")
     assert list((tmp_path / "work").iterdir()) == []
-    assert prepare_teachers(config, "run/model", tmp_path / "work", again) == made
+    assert prepare_teachers(config, "run/model", tmp_path / "work", again, launcher) == made
     assert again.shown == []

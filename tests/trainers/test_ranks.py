@@ -15,6 +15,7 @@ from trainers.batches import Bench, RandomRow, Variant, random_rows
 
 from tqppo.dataflow import Features
 from tqppo.devices.seats import Seat
+from tqppo.processes.ray_launcher import RayLauncher
 from tqppo.protocols import Metrics
 from tqppo.queue.client import Queue
 from tqppo.queue.meta import BatchMeta
@@ -96,7 +97,7 @@ def test_ranks_padding_and_token_budgets_change_neither_metrics_nor_gradients(
             small, seats = replace(spec, micro_batch_tokens=24), [Seat(cpus=0.1)] * ranks
             groups[role] = WorkerGroup(role, kind, ranks=ranks, spec=small, queue=queue, seats=seats)
             stack.callback(groups[role].close)
-            groups[role].start()
+            groups[role].start(RayLauncher())
         for group in groups.values():
             group.ready(240.0)
         for seed in (1, 2, 5):

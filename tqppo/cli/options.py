@@ -55,7 +55,7 @@ def set_log_level(level: int) -> None:
     """Print tqppo's own log lines as far as `level` asks for, and warnings of other libraries."""
     handler = logging.StreamHandler()
     handler.setFormatter(PrintableFormatter("%(message)s"))
+    wanted = {-1: logging.ERROR, 0: logging.WARNING, 1: logging.INFO, 2: logging.DEBUG}[level]
+    handler.setLevel(min(wanted, logging.WARNING))  # a teacher in this process logs more, into a file
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
-    logging.getLogger("tqppo").setLevel(
-        {-1: logging.ERROR, 0: logging.WARNING, 1: logging.INFO, 2: logging.DEBUG}[level]
-    )
+    logging.getLogger("tqppo").setLevel(wanted)

@@ -40,6 +40,9 @@ def train(
     no_probe: Annotated[
         bool, typer.Option("--no-probe", help="Do not try tokenizer, data, reward and devices first.")
     ] = False,
+    in_process: Annotated[
+        bool, typer.Option("--in-process", help="Run everything in this process, without Ray: the fastest start.")
+    ] = False,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Remove a run of this name, even if it has trained.")
     ] = False,
@@ -50,7 +53,11 @@ def train(
 
     Settings come from, later ones winning: defaults, the preset, --config files, TQPPO__SECTION__KEY, --set.
     """
-    shorthands = {"run.name": json.dumps(name) if name else "", "run.max_steps": str(max_steps or "")}
+    shorthands = {
+        "run.name": json.dumps(name) if name else "",
+        "run.max_steps": str(max_steps or ""),
+        "cluster.in_process": "true" if in_process else "",
+    }
     short = [f"{key}={value}" for key, value in shorthands.items() if value]
     compilation = compile_named(preset, config, [*(overrides or []), *bare_settings(settings), *short], unset=unset)
     print_diagnostics(compilation.diagnostics)

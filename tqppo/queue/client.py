@@ -10,15 +10,14 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-import ray
-
 from tqppo.columns import Column, custom, declare
 from tqppo.errors import QueueError
+from tqppo.processes.nodes import is_on_ray
 from tqppo.queue.aio import FINISHED_OR_FAILED, AsyncQueue
 from tqppo.queue.connection import Connection
 from tqppo.queue.index.answers import Stats
 from tqppo.queue.link.calls import run
-from tqppo.queue.link.service import Link, LocalLink, RayLink, Service
+from tqppo.queue.link.service import Link, LocalLink, Service
 from tqppo.queue.meta import BatchMeta, ColumnData, Jagged, Tags
 from tqppo.queue.storage import StorageSpec
 
@@ -37,14 +36,13 @@ class Queue:
         local: bool = False,
     ) -> Queue:  # fmt: skip
         """A new, empty queue. `local`: all in this process, without Ray."""
-        if not local and not ray.is_initialized():
+        if not local and not is_on_ray():
             raise QueueError("a queue needs Ray to be started first; or make it with local=True, for one process")
         spec = StorageSpec(
             run=uuid.uuid4().hex[:12], budget_bytes=int(budget_bytes), timeout_s=timeout_s, dir=dir,
             token=uuid.uuid4().hex, distributed=not local,
         )  # fmt: skip
-        link: Link = LocalLink(Service(storage, spec)) if local else RayLink.start(storage, spec)
-        connection = Connection(storage, spec, link)
+        connection = Connection(storage, spec, _new_link(storage, spec))
         connection.own()
         return cls(connection)
 
@@ -98,8 +96,20 @@ class Queue:
         """End the queue, if this is the handle that made it; otherwise only disconnect."""
         self._connection.close()
 
+    def handle(self) -> Queue:
+        """Another handle of this queue with buffers of its own, as another process or thread needs it."""
+        return Queue(Connection(self.storage, self.spec, self._connection.link))
+
     def __reduce__(self) -> tuple[Callable[..., Queue], tuple[object, ...]]:
         return _unpickled, (self.storage, self.spec, self._connection.link, custom())
+
+
+def _new_link(storage: str, spec: StorageSpec) -> Link:
+    if not spec.distributed:
+        return LocalLink(Service(storage, spec))
+    from tqppo.queue.link.ray_link import RayLink
+
+    return RayLink.start(storage, spec)
 
 
 def _unpickled(storage: str, spec: StorageSpec, link: Link, columns: Sequence[Column]) -> Queue:

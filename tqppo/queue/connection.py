@@ -10,7 +10,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 
 from tqppo import plugins
 from tqppo.errors import QueueError
-from tqppo.processes.ray_calls import this_node
+from tqppo.processes.nodes import this_node
 from tqppo.queue.link.calls import START_S, Pending, run
 from tqppo.queue.link.service import Link
 from tqppo.queue.storage import Storage, StorageSpec

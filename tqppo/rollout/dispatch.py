@@ -11,11 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-import ray
-from ray.exceptions import RayError
-
 from tqppo.errors import DeadlineExceeded, EngineError
-from tqppo.processes.ray_calls import Watch, cause_of, settle
+from tqppo.processes.hosting import Call, HostDied, Watch, cause_of, settle
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -25,7 +22,7 @@ T = TypeVar("T")
 class Dispatcher(Generic[T, R]):
     """Calls `start(replica, items)`; each replica has at most `room` items under way, 0: as many as there are."""
 
-    start: Callable[[int, Sequence[T]], ray.ObjectRef[R]]
+    start: Callable[[int, Sequence[T]], Call[R]]
     num_replicas: int
     room: int
     timeout_s: float
@@ -35,7 +32,7 @@ class Dispatcher(Generic[T, R]):
     def run(self, items: Sequence[T]) -> list[R]:
         """The results of all calls; when one fails, or time is up, the others are cancelled on their replicas."""
         waiting, load = deque(self._batches(items)), [0] * self.num_replicas
-        under_way: dict[ray.ObjectRef[R], tuple[int, int]] = {}  # call → its replica, its number of items
+        under_way: dict[Call[R], tuple[int, int]] = {}  # call → its replica, its number of items
         found: list[R] = []
         deadline = time.monotonic() + self.timeout_s
         try:
@@ -50,7 +47,7 @@ class Dispatcher(Generic[T, R]):
                     found.append(_result(call))
         finally:
             for call in under_way:
-                ray.cancel(call)
+                call.cancel()
         return found
 
     def _batches(self, items: Sequence[T]) -> list[Sequence[T]]:
@@ -66,7 +63,7 @@ class Dispatcher(Generic[T, R]):
         replica = min(range(self.num_replicas), key=load.__getitem__)
         return replica if not self.room or load[replica] < self.room else None
 
-    def _ended(self, calls: list[ray.ObjectRef[R]], deadline: float) -> list[ray.ObjectRef[R]]:
+    def _ended(self, calls: list[Call[R]], deadline: float) -> list[Call[R]]:
         settled = settle(calls, max(0.0, deadline - time.monotonic()), watch=self.watch, until_first=True)
         if settled.still:
             raise EngineError(f"the rollout: {'; '.join(settled.still)}")
@@ -75,8 +72,8 @@ class Dispatcher(Generic[T, R]):
         return [call for place, call in enumerate(calls) if place not in settled.pending]
 
 
-def _result(call: ray.ObjectRef[R]) -> R:
+def _result(call: Call[R]) -> R:
     try:
-        return ray.get(call)
-    except RayError as error:
+        return call.result()
+    except HostDied as error:
         raise cause_of(error, "the rollout", EngineError) from None

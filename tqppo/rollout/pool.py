@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
-
-import ray
-from ray.actor import ActorProxy
 
 from tqppo.data.prompts import Prompt
 from tqppo.devices.seats import Seat
@@ -17,8 +14,7 @@ from tqppo.devices.turns import SharedEngines, Turn
 from tqppo.engines.capabilities import capabilities_of
 from tqppo.errors import EngineError
 from tqppo.metrics.events import ProcessReplaced, ReportEvent, unreported
-from tqppo.processes.actor_watch import ActorWatch
-from tqppo.processes.ray_calls import call, close_all, results
+from tqppo.processes.hosting import Hosting, Launcher, Process, Watch, close_all, results
 from tqppo.protocols import WeightSource
 from tqppo.queue.client import Queue
 from tqppo.rollout.assignment import Assignment
@@ -26,8 +22,12 @@ from tqppo.rollout.dispatch import Dispatcher
 from tqppo.rollout.teachers.client import TeacherRoutes
 from tqppo.rollout.teachers.figures import RolloutReport
 from tqppo.rollout.worker import RolloutSpec, RolloutWorker
-from tqppo.weights.send import Sender, SenderClient, start_sender, stop_sender
 from tqppo.weights.verify import Probe
+
+if TYPE_CHECKING:
+    from ray.actor import ActorProxy
+
+    from tqppo.weights.send import Sender
 
 Groups = Sequence[tuple[int, Prompt]]  # prompts with their place in the step
 
@@ -37,7 +37,7 @@ CLOSE_TIMEOUT_S = 30.0
 
 
 class RolloutPool:
-    """One Ray actor per replica. A group, with all its sessions and their turns, stays on one of them."""
+    """One process per replica. A group, with all its sessions and their turns, stays on one of them."""
 
     def __init__(
         self,
@@ -49,7 +49,6 @@ class RolloutPool:
         timeout_s: float,
         turn: Turn = Turn(),  # noqa: B008 - frozen
         device_bytes: int = 0,
-        report: ReportEvent = unreported,
     ) -> None:
         self.specs = [
             replace(spec, engine=replace(spec.engine, name=f"rollout-{i}", endpoint=endpoint))
@@ -57,26 +56,31 @@ class RolloutPool:
         ]
         self.queue = queue
         self.timeout_s = timeout_s
-        self.report = report
+        self.report: ReportEvent = unreported
         self.has_teachers = False
         self.shared_engines = SharedEngines(self, turn)
         self.device_bytes = device_bytes  # of one device; 0: not known
-        self.workers: list[ActorProxy[RolloutWorker]] = []
-        self.watch: ActorWatch | None = None
+        self.workers: list[Process[RolloutWorker]] = []
+        self.watch: Watch | None = None
         self.nodes: list[str] = []  # Ray's node id of each worker
         self.sender: tuple[str, ActorProxy[Sender]] | None = None  # Ray's node id, actor
 
-    def start(self, seats: Sequence[Seat] = ()) -> None:
-        """Start every replica on its seat."""
-        make = ray.remote(RolloutWorker)
+    def start(self, launcher: Launcher, seats: Sequence[Seat] = (), report: ReportEvent = unreported) -> None:
+        """Start every replica on its seat. Processes of engines that are replaced later are reported."""
+        self.report = report
         self.workers = [
-            make.options(**seat.options(), max_concurrency=1000).remote(
-                replace(spec, engine=spec.engine.on(seat)), self.queue
+            launcher.launch(
+                Hosting(seat, concurrency=1000),
+                RolloutWorker,
+                replace(spec, engine=spec.engine.on(seat)),
+                self.queue.handle(),
             )
             for spec, seat in zip(self.specs, seats or [Seat()] * len(self.specs), strict=True)
         ]
-        self.watch = ActorWatch({spec.engine.name: each for spec, each in zip(self.specs, self.workers, strict=True)})
-        self.starting = [call(worker, RolloutWorker.start) for worker in self.workers]
+        self.watch = launcher.watch(
+            {spec.engine.name: each for spec, each in zip(self.specs, self.workers, strict=True)}
+        )
+        self.starting = [worker.call(RolloutWorker.start) for worker in self.workers]
 
     def ready(self) -> None:
         """Wait until every replica can generate."""
@@ -88,7 +92,7 @@ class RolloutPool:
     def use_teachers(self, routes: TeacherRoutes) -> None:
         """Have every row scored by its teacher from now on."""
         self.has_teachers = True  # which rows are scored together follows from the split
-        calls = [call(worker, RolloutWorker.use_teachers, routes, i) for i, worker in enumerate(self.workers)]
+        calls = [worker.call(RolloutWorker.use_teachers, routes, i) for i, worker in enumerate(self.workers)]
         results(
             calls, self.timeout_s, "telling the rollout workers of the teachers", died=EngineError, watch=self.watch
         )
@@ -98,7 +102,7 @@ class RolloutPool:
         self.shared_engines.be_awake()
         uids = [prompt.uid for _, prompt in prompts]
         dispatcher: Dispatcher[tuple[int, Prompt], RolloutReport] = Dispatcher(
-            start=lambda replica, share: call(self.workers[replica], RolloutWorker.generate, share, task),
+            start=lambda replica, share: self.workers[replica].call(RolloutWorker.generate, share, task),
             num_replicas=len(self.workers),
             room=self._room(task),
             timeout_s=self.timeout_s,
@@ -129,7 +133,7 @@ class RolloutPool:
         self.shared_engines.be_awake(cache=False)
         at_once = probe if self.shared_engines.is_wholly_awake else None  # a second call to each engine is saved
         calls = [
-            call(worker, RolloutWorker.load_weights, self._source_for(source, spec, node), at_once)
+            worker.call(RolloutWorker.load_weights, self._source_for(source, spec, node), at_once)
             for worker, spec, node in zip(self.workers, self.specs, self.nodes, strict=True)
         ]
         found = results(
@@ -137,28 +141,28 @@ class RolloutPool:
         )
         if probe is not None and at_once is None:
             self.shared_engines.be_awake()
-            checks = [call(worker, RolloutWorker.verify, probe) for worker in self.workers]
+            checks = [worker.call(RolloutWorker.verify, probe) for worker in self.workers]
             found = results(
                 checks, self.timeout_s, "comparing the engines with the trainer", died=EngineError, watch=self.watch
             )
         return None if probe is None else max(found)
 
     def sleep(self) -> None:
-        calls = [call(worker, RolloutWorker.sleep) for worker in self.workers]
+        calls = [worker.call(RolloutWorker.sleep) for worker in self.workers]
         self._results(calls, "putting the rollout engines to sleep")
 
     def wake(self, *, cache: bool) -> None:
-        calls = [call(worker, RolloutWorker.wake, cache=cache) for worker in self.workers]
+        calls = [worker.call(RolloutWorker.wake, cache=cache) for worker in self.workers]
         self._results(calls, "waking the rollout engines")
 
     def held_bytes(self) -> int:
         """Device memory of the engine that holds most, on each of its devices."""
-        calls = [call(worker, RolloutWorker.held_bytes) for worker in self.workers]
+        calls = [worker.call(RolloutWorker.held_bytes) for worker in self.workers]
         found = self._results(calls, "counting the engines' memory")
         share = int(self.specs[0].engine.memory_fraction * self.device_bytes)
         return max((share if each is None else each for each in found), default=0)
 
-    def _results(self, calls: Sequence[ray.ObjectRef[T]], what: str, timeout_s: float | None = None) -> list[T]:
+    def _results(self, calls: Sequence[Call[T]], what: str, timeout_s: float | None = None) -> list[T]:
         return results(calls, timeout_s or self.timeout_s, what, died=EngineError, watch=self.watch)
 
     def _source_for(self, source: WeightSource, spec: RolloutSpec, node: str) -> WeightSource:
@@ -166,14 +170,18 @@ class RolloutPool:
         is_readable = source.node in ("", node) and is_local(spec.engine.endpoint)
         if is_readable and spec.weight_sync != "broadcast":
             return source
+        from tqppo.weights.ray_sender import RaySenderClient, start_sender
+
         home = source.node or node
         if self.sender is None or self.sender[0] != home:
             self._stop_sender()
             self.sender = (home, start_sender(home))
-        return replace(source, sender=SenderClient(self.sender[1]))
+        return replace(source, sender=RaySenderClient(self.sender[1]))
 
     def _stop_sender(self) -> None:
         if self.sender is not None:
+            from tqppo.weights.ray_sender import stop_sender
+
             stop_sender(self.sender[1])
             self.sender = None
 

@@ -1,4 +1,4 @@
-"""The rollout worker: agent loops and the engine replica they talk to, in one process. `pool` runs it as a Ray actor.
+"""The rollout worker: agent loops and the engine replica they talk to, in one process. `pool` launches it.
 
 Finished groups go straight from here into the queue.
 """
@@ -10,12 +10,11 @@ from dataclasses import dataclass, field, replace
 from typing import cast
 
 import numpy as np
-import ray
 
 from tqppo import plugins
 from tqppo.data.prompts import Prompt
 from tqppo.processes.garbage import spare_what_started
-from tqppo.processes.ray_calls import this_node
+from tqppo.processes.nodes import this_node
 from tqppo.protocols import EngineSpec, ReportsIncidents, RolloutEngine, WeightSource
 from tqppo.queue.client import Queue
 from tqppo.rewards.scorer import Scorer, ScorerSpec
@@ -86,7 +85,7 @@ class RolloutWorker:
             await self.loop.start(self.chat)
         await self.engine.start()
         spare_what_started()
-        return this_node() if ray.is_initialized() else ""
+        return this_node()
 
     async def use_teachers(self, routes: TeacherRoutes, place: int) -> None:
         """Have rows scored from now on. `place` is this worker's number."""

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tqppo.config import facts
 from tqppo.config.sections import Config
 from tqppo.config.show.export import flat
-from tqppo.devices.fake_gpus import fake_gpus
 from tqppo.display.display import Display, Ending
 from tqppo.errors import ClusterLost, LockLost, OutOfSpace, TqppoError
 from tqppo.metrics import files as metrics_files
@@ -22,10 +18,12 @@ from tqppo.metrics.events import Event
 from tqppo.metrics.files import EventLog, MetricsLog
 from tqppo.processes import ray_health
 from tqppo.processes.garbage import spare_what_started
+from tqppo.processes.hosting import Launcher
 from tqppo.protocols import Metrics
 from tqppo.run.checkpoint import Checkpoint, CheckpointStore
-from tqppo.run.cluster import Hooks, ray_cluster
+from tqppo.run.cluster import Hooks
 from tqppo.run.folder import RunFolder
+from tqppo.run.launch import launcher_of
 from tqppo.run.lock import RunLock
 from tqppo.run.loop import Loop, Schedule
 from tqppo.run.picture import EXAMPLE, subtitle
@@ -124,26 +122,17 @@ class Attempt:
         self.display.note(f"{name}: {what}; once more aborts at once")
 
     def _train(self, stop: StopRequest, logs: Path) -> int:
-        config, fake = self.config, fake_gpus()
+        config = self.config
         with ExitStack() as stack:
             stack.enter_context(self.display)
-            with self.display.stage("starting Ray"):
-                stack.enter_context(
-                    ray_cluster(
-                        config.cluster.address,
-                        num_cpus=max(os.cpu_count() or 1, fake.count if fake else 0),  # a fake GPU has a core
-                        num_gpus=fake.count if fake else None,
-                        object_store_bytes=self._object_store_bytes(),
-                        logs=logs,
-                        hooks=Hooks(
-                            while_starting=lambda: import_module("tqppo.run.build"),  # with torch: seconds
-                            warn=self._warn,
-                            on_stuck=self._leave,
-                        ),
-                    )
-                )
+            hooks = Hooks(
+                while_starting=lambda: import_module("tqppo.run.build"),  # with torch and transformers: seconds
+                warn=self._warn,
+                on_stuck=self._leave,
+            )
+            launcher = launcher_of(config, logs, stack, self.display.stage, hooks)
             stop.listen_again()
-            run = self._build(logs, stack)
+            run = self._build(logs, stack, launcher)
             self.trackers = trackers.load(
                 config.logging.trackers,
                 self.folder.path,
@@ -161,13 +150,10 @@ class Attempt:
             self._print_ending(code)
         return code
 
-    def _object_store_bytes(self) -> int:
-        return facts.storage_budget_bytes(self.config) if self.config.storage.backend == "ray" else 0
-
-    def _build(self, logs: Path, stack: ExitStack) -> LiveRun:
+    def _build(self, logs: Path, stack: ExitStack, launcher: Launcher) -> LiveRun:
         from tqppo.run.build import build
 
-        run = build(self.config, self.folder, logs, stack, self.display.stage, report=self._report)
+        run = build(self.config, self.folder, logs, stack, self.display.stage, launcher=launcher, report=self._report)
         if self.checkpoint is not None:
             with self.display.stage(f"loading the checkpoint of step {self.start}"):
                 run.load(self.checkpoint.folder, self.checkpoint.driver_state(), self.start)

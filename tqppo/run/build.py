@@ -25,6 +25,7 @@ from tqppo.data.prompts import load as load_prompts
 from tqppo.devices.seats import Seat
 from tqppo.errors import PreflightError
 from tqppo.metrics.events import ReportEvent, unreported
+from tqppo.processes.hosting import Hosting, Launcher
 from tqppo.processes.job import run_job
 from tqppo.queue.client import Queue
 from tqppo.run import configure
@@ -49,14 +50,15 @@ def build(
     stack: ExitStack,
     announce: Announce,
     *,
+    launcher: Launcher,
     report: ReportEvent = unreported,
 ) -> LiveRun:
     """Start everything and wait until it is ready; closing `stack` takes it down."""
     seating = seat_processes(config, stack, report)
-    paths = prepare_paths(config, folder, logs, stack, announce, seat=seating.seats["actor"][0])
+    paths = prepare_paths(config, folder, logs, stack, announce, launcher=launcher, seat=seating.seats["actor"][0])
     tokenizer = load_tokenizer(config, paths)
     queue = make_queue(config, stack)
-    start = ProcessStarter(config, paths, queue, seating, make_turns(config), stack, report)
+    start = ProcessStarter(config, launcher, paths, queue, seating, make_turns(config), stack, report)
     groups = start_groups(config, paths, start.group, special_ids=special_tokens(config, tokenizer))
     estimator, teachers = start.estimator(), start.teachers(len(tokenizer))
     pool = start.pool(eos_tokens(tokenizer), announce)
@@ -90,20 +92,27 @@ def build(
 
 
 def prepare_paths(
-    config: Config, folder: RunFolder, logs: Path, stack: ExitStack, announce: Announce, *, seat: Seat
+    config: Config,
+    folder: RunFolder,
+    logs: Path,
+    stack: ExitStack,
+    announce: Announce,
+    *,
+    launcher: Launcher,
+    seat: Seat,
 ) -> RunPaths:
     """Find or make the models of the run; returns where everything is. `seat` is that of the actor's first rank."""
     with announce("making the model" if config.model.path == "tiny" else "finding the model"):
         model = prepare_model(config, folder.model)
     if facts.is_warmed(config):
         with announce(f"warming the model up: {config.warm_start.steps} supervised steps"):
-            model = warmed_model(config, folder.model, seat)
+            model = warmed_model(config, folder.model, launcher, seat)
     return RunPaths(
         model=model,
         tokenizer=config.model.tokenizer or model,
         logs=logs,
         publish=publish_folder(stack, model_bytes(config, model)),
-        teachers=prepare_teachers(config, model, folder.scores, announce),
+        teachers=prepare_teachers(config, model, folder.scores, announce, launcher),
         scores=folder.scores,
     )
 
@@ -121,7 +130,7 @@ def taught(config: Config) -> Sequence[Demonstration]:
     return demonstrations(data, seed=config.run.seed)
 
 
-def warmed_model(config: Config, folder: Path, seat: Seat) -> str:
+def warmed_model(config: Config, folder: Path, launcher: Launcher, seat: Seat) -> str:
     """The model after supervised steps on its demonstrations: done by a process on the actor's device, which ends."""
     spec = configure.warm_start_spec(config, device=seat.compute_device)
     shown = taught(config)
@@ -129,7 +138,7 @@ def warmed_model(config: Config, folder: Path, seat: Seat) -> str:
     places = order[np.arange(spec.steps * spec.batch_size) % len(order)]
     work = partial(warm_start, spec, [shown[int(place)] for place in places], str(folder.resolve()))
     timeout_s = START_TIMEOUT_S + spec.steps * WARM_STEP_TIMEOUT_S
-    return run_job(seat.options(), timeout_s, f"the warm start of {spec.steps} steps", work)
+    return run_job(launcher, Hosting(seat), timeout_s, f"the warm start of {spec.steps} steps", work)
 
 
 def load_tokenizer(config: Config, paths: RunPaths) -> Any:
@@ -156,7 +165,11 @@ def eos_tokens(tokenizer: Any) -> tuple[int, ...]:
 def make_queue(config: Config, stack: ExitStack) -> Queue:
     storage = config.storage
     queue = Queue.create(
-        storage.backend, budget_bytes=facts.storage_budget_bytes(config), timeout_s=storage.timeout_s, dir=storage.dir
+        storage.backend,
+        budget_bytes=facts.storage_budget_bytes(config),
+        timeout_s=storage.timeout_s,
+        dir=storage.dir,
+        local=config.cluster.in_process,
     )
     stack.callback(queue.close)
     return queue

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tqppo.errors import DeadlineExceeded, PreflightError
 from tqppo.processes import ray_health
@@ -27,6 +28,9 @@ from tqppo.processes.reaper import claim, reap
 from tqppo.run.ray_token import new_token
 from tqppo.run.worker_logs import keep_worker_logs
 from tqppo.weights import location
+
+if TYPE_CHECKING:
+    from tqppo.processes.ray_launcher import RayLauncher
 
 log = logging.getLogger(__name__)
 
@@ -64,23 +68,25 @@ def ray_cluster(
     logs: Path,
     num_gpus: int | None = None,
     hooks: Hooks | None = None,
-) -> Iterator[None]:
+) -> Iterator[RayLauncher]:
     """Connect to `address`, or start a private Ray whose logs end up in `logs`. Ray looks for GPUs unless told."""
     hooks = hooks or Hooks()
     _quiet()
     if address:
-        with _connected(address, hooks):
-            yield
+        with _connected(address, hooks) as launcher:
+            yield launcher
     else:
         size = {"num_cpus": max(1, round(num_cpus)), "num_gpus": num_gpus}
         size["object_store_memory"] = max(object_store_bytes, OBJECT_STORE_BYTES)
-        with _private(size, logs, hooks):
-            yield
+        with _private(size, logs, hooks) as launcher:
+            yield launcher
 
 
 @contextmanager
-def _connected(address: str, hooks: Hooks) -> Iterator[None]:
+def _connected(address: str, hooks: Hooks) -> Iterator[RayLauncher]:
     import ray
+
+    from tqppo.processes.ray_launcher import RayLauncher
 
     _check_answers(address)
     try:
@@ -90,15 +96,17 @@ def _connected(address: str, hooks: Hooks) -> Iterator[None]:
         raise PreflightError(f"no Ray cluster answers at cluster.address = {address!r}: {error}") from None
     try:
         with ray_health.watched(_services_of_cluster(), hooks.on_stuck):
-            yield
+            yield RayLauncher()
     finally:
         _shut_down()
         ray_health.forget()
 
 
 @contextmanager
-def _private(size: Mapping[str, int | None], logs: Path, hooks: Hooks) -> Iterator[None]:
+def _private(size: Mapping[str, int | None], logs: Path, hooks: Hooks) -> Iterator[RayLauncher]:
     import ray
+
+    from tqppo.processes.ray_launcher import RayLauncher
 
     parent = Path(tempfile.gettempdir())
     reap(parent, PRIVATE_PREFIX)
@@ -118,7 +126,7 @@ def _private(size: Mapping[str, int | None], logs: Path, hooks: Hooks) -> Iterat
             watcher.watch(started)
             end_workers = partial(_end_all, started)
             with ray_health.watched(ray_health.services_of(SERVICES, started), hooks.on_stuck, on_lost=end_workers):
-                yield
+                yield RayLauncher()
     finally:
         _keep_logs(session, logs)
         owned.release()

@@ -127,6 +127,14 @@ def _too_few_gpus(placement: Placement, found: Sequence[int]) -> str:
     )
 
 
+def node_resources() -> list[Mapping[str, float]]:
+    """What each live node of the cluster has."""
+    import ray
+
+    nodes: Callable[[], list[dict[str, Any]]] = ray.nodes
+    return [node["Resources"] for node in nodes() if node["Alive"]]
+
+
 # -- seats -------------------------------------------------------------------------------------------------------------
 
 
@@ -155,6 +163,11 @@ class Seating:
         for group in self.groups if not ray_health.lost() else ():
             ray.util.remove_placement_group(group)
         self.groups = []
+
+
+def seats_without_devices(config: Config) -> Seating:
+    """The seats of a run without GPUs, and without Ray."""
+    return Seating(_seats(config, placement_of(config), {}, fake=False))
 
 
 def take_seats(config: Config, *, fake: bool = False) -> Seating:

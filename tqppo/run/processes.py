@@ -12,8 +12,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-import ray
-
 from tqppo.config import facts
 from tqppo.config.placement import placement_of
 from tqppo.config.sections import Config
@@ -22,13 +20,14 @@ from tqppo.devices.memory import MemoryLedger
 from tqppo.devices.placement import TEACHER
 from tqppo.devices.turns import DeviceTurns, Turn
 from tqppo.metrics.events import IdleGpus, ReportEvent, unreported
+from tqppo.processes.hosting import Launcher
 from tqppo.queue.client import Queue
 from tqppo.rollout.pool import RolloutPool
 from tqppo.rollout.teachers.pool import TeacherPool
 from tqppo.run import configure
 from tqppo.run.compose import StageGroups
 from tqppo.run.configure import RunPaths
-from tqppo.run.placement import Seating, check_resources, take_seats
+from tqppo.run.placement import Seating, check_resources, node_resources, seats_without_devices, take_seats
 from tqppo.run.teachers import Announce
 from tqppo.workers.actor import Actor
 from tqppo.workers.compute.worker import Worker
@@ -47,8 +46,9 @@ W = TypeVar("W", bound=Worker)
 
 def seat_processes(config: Config, stack: ExitStack, report: ReportEvent) -> Seating:
     """Reserve the GPUs of the plan, and report those of the cluster that it leaves idle."""
-    nodes: Callable[[], list[dict[str, Any]]] = ray.nodes
-    check_resources(config, [node["Resources"] for node in nodes() if node["Alive"]])
+    if config.cluster.in_process:
+        return seats_without_devices(config)
+    check_resources(config, node_resources())
     seating = take_seats(config, fake=fake_gpus() is not None)
     stack.callback(seating.close)
     idle = len(placement_of(config).idle)
@@ -89,9 +89,10 @@ def start_groups(
 
 @dataclass(frozen=True)
 class ProcessStarter:
-    """Starts processes as Ray actors without waiting for them; `stack` closes them."""
+    """Starts processes without waiting for them; `stack` closes them."""
 
     config: Config
+    launcher: Launcher
     paths: RunPaths
     queue: Queue
     seating: Seating
@@ -111,7 +112,7 @@ class ProcessStarter:
             turn=Turn(role, self.turns),
         )
         self.stack.callback(group.close)
-        group.start()
+        group.start(self.launcher)
         self.starting[role] = group
         return group
 
@@ -139,10 +140,9 @@ class ProcessStarter:
             timeout_s=rollout.timeout_s,
             turn=Turn("rollout", self.turns),
             device_bytes=fake.memory_bytes if fake else 0,
-            report=self.report,
         )
         self.stack.callback(pool.close)
-        pool.start(self.seating.seats["rollout"])
+        pool.start(self.launcher, self.seating.seats["rollout"], self.report)
         return pool
 
     def pool_ready(self, pool: RolloutPool) -> None:
@@ -160,10 +160,10 @@ class ProcessStarter:
             return None
         teachers = TeacherPool(setups, self.queue, configure.teacher_routing(self.config))
         self.stack.callback(teachers.close)
-        teachers.start()
+        teachers.start(self.launcher)
         return teachers
 
     def estimator(self) -> RemoteEstimator:
         """Start the estimator on the node of the trainer's first GPU, which has most of the columns that it reads."""
         spec, timeout_s = configure.estimator_spec(self.config, self.paths), self.config.storage.timeout_s + 60
-        return RemoteEstimator(spec, self.queue, timeout_s=timeout_s, seat=self.seating.home)
+        return RemoteEstimator(spec, self.queue, timeout_s=timeout_s, launcher=self.launcher, seat=self.seating.home)

@@ -46,6 +46,7 @@ MAY_CHANGE = (
     "distillation.cache_gb",
     "distillation.on_teacher_failure",
     "cluster.address",
+    "cluster.in_process",
 )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -14,7 +13,10 @@ from tqppo.builtin import TASK
 from tqppo.config import facts
 from tqppo.config.sections import Config
 from tqppo.data.prompts import DataSpec, demonstrations
-from tqppo.processes.job import run_job
+from tqppo.devices.seats import NO_CPU
+from tqppo.errors import DeadlineExceeded, WorkerError
+from tqppo.processes.hosting import Call, Hosting, Launcher, Watch, cause_of, first_ended
+from tqppo.processes.job import Job
 from tqppo.run import configure
 from tqppo.tiny.teachers import TaskSplit, TeacherProgress, TeacherRecipe, cache_folder, find_teacher, make_teacher
 
@@ -26,7 +28,9 @@ REPORT_EVERY = 10  # steps
 TEACHER_PROBLEMS = 100_000  # that a teacher may learn from
 
 
-def prepare_teachers(config: Config, student: str, work: Path, announce: Announce) -> dict[str, str]:
+def prepare_teachers(
+    config: Config, student: str, work: Path, announce: Announce, launcher: Launcher
+) -> dict[str, str]:
     """The folder or hub name of each teacher's model. `student` is that of the student, `work` a folder of this run.
 
     A teacher that is made for a task is trained here, unless the user's cache has it; all of them at once.
@@ -41,7 +45,7 @@ def prepare_teachers(config: Config, student: str, work: Path, announce: Announc
     missing = {name: tasks[name] for name, path in found.items() if path is None}
     if missing:
         with announce(f"making teachers: {', '.join(missing)}") as show:
-            made = _make(missing, recipe, rows, folder, work, show)
+            made = _make(missing, recipe, rows, folder, work, show, launcher)
     else:
         made = {}
     paths = known | {name: path for name, path in found.items() if path is not None} | made
@@ -62,32 +66,42 @@ def _make(
     folder: Path,
     work: Path,
     show: Callable[[str], None],
+    launcher: Launcher,
 ) -> dict[str, str]:
     """Train each teacher in a process of its own; what they report is shown."""
     work.mkdir(parents=True, exist_ok=True)
     notes = {name: (work / f".{name}.progress").resolve() for name in tasks}
-    threads = ThreadPoolExecutor(len(tasks))
+    jobs = {name: launcher.launch(Hosting(NO_CPU), Job) for name in tasks}
     try:
-        made = {
-            name: threads.submit(
-                run_job,
-                {"num_cpus": 0},
-                TEACHER_TIMEOUT_S,
-                f"making teacher {name}",
-                partial(train_teacher, task, recipe, rows[name], str(folder), str(notes[name])),
-            )
+        calls = {
+            name: jobs[name].call(Job.run, train_teacher, task, recipe, rows[name], str(folder), str(notes[name]))
             for name, task in tasks.items()
         }
-        while wait(made.values(), POLL_S, FIRST_EXCEPTION).not_done:
-            for each in made.values():
-                if each.done():
-                    each.result()  # raises what a training raised
-            show(", ".join(f"{name} {_note(path)}" for name, path in notes.items()))
+        made = _await(calls, launcher.watch(jobs), lambda: show(", ".join(f"{n} {_note(p)}" for n, p in notes.items())))
     finally:
-        threads.shutdown(wait=False, cancel_futures=True)  # after an error, the others end with Ray
+        for job in jobs.values():
+            job.kill()
     for path in notes.values():
         path.unlink(missing_ok=True)
-    return {name: each.result() for name, each in made.items()}
+    return made
+
+
+def _await(calls: Mapping[str, Call[str]], watch: Watch, show: Callable[[], None]) -> dict[str, str]:
+    """The results by name. Raises what a training raised, and for one that stands still or takes too long."""
+    pending, deadline = dict(calls), time.monotonic() + TEACHER_TIMEOUT_S
+    while pending:
+        ended = first_ended(list(pending.values()), POLL_S)
+        for name in [name for name, call in pending.items() if call in ended]:
+            if (error := pending.pop(name).future.exception()) is not None:
+                raise cause_of(error, f"making teacher {name}")
+        show()
+        if still := watch.still():
+            raise WorkerError(f"making teachers: {'; '.join(still)}")
+        if time.monotonic() > deadline:
+            raise DeadlineExceeded(
+                f"making teachers did not finish within {TEACHER_TIMEOUT_S:g} s: {', '.join(pending)}"
+            )
+    return {name: call.result() for name, call in calls.items()}
 
 
 def train_teacher(task: str, recipe: TeacherRecipe, rows: TaskSplit, folder: str, note: str) -> str:

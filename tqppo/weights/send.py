@@ -1,15 +1,15 @@
 """Sends published weights to engines that cannot read the file: over process groups, or in pieces.
 
-`Sender` runs on the publisher's node as a Ray actor that the rollout pool starts, so that the trainer's own processes
-take no part. Engines talk to it through `SenderClient`.
+`Sender` runs on the publisher's node as a Ray actor that the rollout pool starts (`ray_sender`), so that the trainer's
+own processes take no part. Engines talk to it through `WeightSenderCalls`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import socket
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -18,16 +18,13 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 import numpy as np
 import psutil
-import ray
 import torch
 import torch.distributed as dist
-from ray.actor import ActorProxy
-from ray.exceptions import RayError, RayTaskError
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed import distributed_c10d
 
 from tqppo.errors import EngineError
-from tqppo.processes.ray_calls import call, kill, num_nodes
+from tqppo.processes.nodes import num_nodes, own_address
 from tqppo.protocols import Bucket, Offer
 from tqppo.weights.file import MODEL_FILE, MappedFile, Place
 
@@ -37,9 +34,8 @@ T = TypeVar("T")
 
 def meeting_place() -> tuple[str, str]:
     """Address and network interface for process groups: loopback, unless Ray spans several nodes."""
-    if not ray.is_initialized() or num_nodes() == 1:
+    if num_nodes() == 1:
         return "127.0.0.1", "lo"
-    own_address: Callable[[], str] = ray.util.get_node_ip_address
     address = own_address()
     for interface, found in psutil.net_if_addrs().items():
         if address in {each.address for each in found}:
@@ -129,11 +125,8 @@ class Sender:
             self.leave(group)
 
 
-@dataclass(frozen=True, slots=True)
-class SenderClient:
-    """A `protocols.WeightSender` that talks to a sender in this process, or to one that is a Ray actor."""
-
-    sender: Sender | ActorProxy[Sender]
+class WeightSenderCalls(ABC):
+    """The methods of a `protocols.WeightSender`; a subclass says where the sender is."""
 
     async def offer(self, folder: str, bucket_bytes: int) -> Offer:
         return await self._ask(Sender.offer, folder, bucket_bytes)
@@ -153,25 +146,23 @@ class SenderClient:
     async def read(self, folder: str, name: str, begin: int, num_bytes: int) -> np.ndarray:
         return await self._ask(Sender.read, folder, name, begin, num_bytes)
 
+    @abstractmethod
+    async def _ask(self, method: Callable[Concatenate[Sender, P], T], *args: P.args, **named: P.kwargs) -> T:
+        """Call the sender. Raises `EngineError` if it fails."""
+
+
+@dataclass(frozen=True)
+class SenderClient(WeightSenderCalls):
+    """Talks to a sender in this process."""
+
+    sender: Sender
+
     async def _ask(self, method: Callable[Concatenate[Sender, P], T], *args: P.args, **named: P.kwargs) -> T:
         try:
-            if isinstance(self.sender, Sender):
-                return await asyncio.to_thread(method, self.sender, *args, **named)
-            return await call(self.sender, method, *args, **named)
-        except (RayError, RuntimeError, OSError, ValueError, KeyError) as error:
-            cause = error.cause if isinstance(error, RayTaskError) else error
-            name = method.__name__
-            raise EngineError(f"the sender of weights failed to {name}: {type(cause).__name__}: {cause}") from error
+            return await asyncio.to_thread(method, self.sender, *args, **named)
+        except (RuntimeError, OSError, ValueError, KeyError) as error:
+            raise failed_to(method, error) from error
 
 
-def start_sender(node: str) -> ActorProxy[Sender]:
-    """Start a sender on a Ray node. It sees the node's GPUs, but reserves none."""
-    placed = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node_id=node, soft=False)
-    environment = {"env_vars": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}}
-    options = {"num_cpus": 0, "max_concurrency": 64, "max_restarts": 3}
-    return ray.remote(Sender).options(**options, scheduling_strategy=placed, runtime_env=environment).remote()
-
-
-def stop_sender(sender: ActorProxy[Sender]) -> None:
-    with contextlib.suppress(RayError):
-        kill(sender)
+def failed_to(method: Callable[..., object], error: BaseException) -> EngineError:
+    return EngineError(f"the sender of weights failed to {method.__name__}: {type(error).__name__}: {error}")

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-import ray
 import torch
 from torch import Tensor, nn
 
@@ -15,7 +14,7 @@ from tqppo import dataflow
 from tqppo.algorithms import kl
 from tqppo.algorithms.aggregate import Normalisers, aggregate
 from tqppo.algorithms.losses import LEARNS_WITHOUT_ADVANTAGE, POLICY_LOSSES, PolicyTokens
-from tqppo.processes.ray_calls import this_node
+from tqppo.processes.nodes import this_node
 from tqppo.protocols import Metrics, WeightSource
 from tqppo.weights import publish as weights
 from tqppo.workers.compute.learner import Learner, Selection, Tokens
@@ -150,7 +149,7 @@ class Actor(Learner):
         """The weights as a Hugging Face folder in shared memory, for engines on this node to map or reload."""
         is_writer = self.ranks.rank == 0
         source = self.publisher.publish(self._policy().causal_lm, self.dtype, version, is_writer=is_writer)
-        return replace(source, node=this_node() if ray.is_initialized() else "")
+        return replace(source, node=this_node())
 
     def export(self, folder: str) -> None:
         """A Hugging Face folder that `AutoModelForCausalLM.from_pretrained` loads; adapters merged."""

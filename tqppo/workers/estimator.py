@@ -1,4 +1,4 @@
-"""The estimator: one process that turns rewards, log-probabilities and values into advantages. A Ray actor.
+"""The estimator: one process that turns rewards, log-probabilities and values into advantages.
 
 It reads small columns only, and puts back what the updates need.
 """
@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import ray
 import torch
 from torch import Tensor
 
@@ -26,9 +25,8 @@ from tqppo.algorithms.layout import row_counts
 from tqppo.dataflow import Features
 from tqppo.devices.seats import NO_CPU, Seat
 from tqppo.errors import DataError
-from tqppo.processes import ray_calls
-from tqppo.processes.actor_watch import ActorWatch
 from tqppo.processes.garbage import spare_what_started
+from tqppo.processes.hosting import Hosting, Launcher, results
 from tqppo.protocols import Metrics
 from tqppo.queue.client import Queue
 from tqppo.queue.meta import BatchMeta, Jagged
@@ -242,19 +240,20 @@ def describe_rows(tags: Sequence[Any]) -> RowGroups:
 class RemoteEstimator:
     """The estimator in a process of its own. Calls end at a deadline."""
 
-    def __init__(self, spec: EstimatorSpec, queue: Queue, *, timeout_s: float, seat: Seat = NO_CPU) -> None:
-        self._process = ray.remote(Estimator).options(**seat.options()).remote(spec, queue)
+    def __init__(
+        self, spec: EstimatorSpec, queue: Queue, *, timeout_s: float, launcher: Launcher, seat: Seat = NO_CPU
+    ) -> None:
+        self._process = launcher.launch(Hosting(seat), Estimator, spec, queue.handle())
         self._timeout_s = timeout_s
-        self._watch = ActorWatch({"the estimator's process": self._process})
+        self._watch = launcher.watch({"the estimator's process": self._process})
 
     def ready(self, timeout_s: float) -> None:
-        call = ray_calls.call(self._process, Estimator.ready)
-        ray_calls.results([call], timeout_s, "starting the estimator", watch=self._watch)
+        results([self._process.call(Estimator.ready)], timeout_s, "starting the estimator", watch=self._watch)
 
     def estimate(self, batch: BatchMeta, kl_coef: float) -> tuple[tuple[str, ...], Metrics]:
-        call = ray_calls.call(self._process, Estimator.estimate, batch, kl_coef)
-        return ray_calls.results([call], self._timeout_s, "the estimator", watch=self._watch)[0]
+        call = self._process.call(Estimator.estimate, batch, kl_coef)
+        return results([call], self._timeout_s, "the estimator", watch=self._watch)[0]
 
     def write_trajectories(self, batch: BatchMeta, path: Path) -> None:
-        call = ray_calls.call(self._process, Estimator.write_trajectories, batch, path)
-        ray_calls.results([call], self._timeout_s, "writing trajectories", watch=self._watch)
+        call = self._process.call(Estimator.write_trajectories, batch, path)
+        results([call], self._timeout_s, "writing trajectories", watch=self._watch)

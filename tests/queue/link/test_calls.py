@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from tqppo.errors import DeadlineExceeded, QueueError
-from tqppo.queue.link.calls import NOT_YET, NoAnswer, Pending, RemoteReply, clean_up, first_line, run
+from tqppo.queue.link.calls import NoAnswer, Pending, clean_up, first_line, run
+from tqppo.queue.link.replies import NOT_YET, RemoteReply
 
 
 class Echo(RemoteReply[str]):

@@ -1,37 +1,34 @@
-"""Stand-ins for the Ray actors of teachers, which answer, fail or stay silent as they are told."""
+"""Stand-ins for the processes of teachers, which answer, fail or stay silent as they are told."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
-from ray.exceptions import RayActorError, RayTaskError
-
 from tqppo.errors import TqppoError
+from tqppo.processes.hosting import Call, HostDied, Process
 from tqppo.rollout.teachers.client import TeacherRoute
-from tqppo.rollout.teachers.worker import ScoredRows
+from tqppo.rollout.teachers.worker import ScoredRows, TeacherWorker
 
 
-class Method:
-    """A method of an actor: `remote` starts it, and what it returns can be awaited."""
-
-    def __init__(self, work: Callable[..., Any]) -> None:
-        self.work = work
-
-    def remote(self, *arguments: Any) -> asyncio.Task[Any]:
-        return asyncio.ensure_future(self.work(*arguments))
-
-
-class FakeReplica:
+class FakeReplica(Process[TeacherWorker]):
     """`behaviours` are taken one per call, the last for ever: "ok", "dead", "silent" or an error to raise."""
 
     def __init__(self, *behaviours: str | TqppoError) -> None:
         self.behaviours = list(behaviours) or ["ok"]
         self.calls: list[Any] = []
-        self.score = Method(self._score)
-        self.logprobs = Method(self._logprobs)
-        self.ready = Method(self._ready)
+        self.methods: dict[Callable[..., Any], Callable[..., Coroutine[Any, Any, Any]]] = {
+            TeacherWorker.score: self._score,
+            TeacherWorker.logprobs: self._logprobs,
+            TeacherWorker.ready: self._ready,
+        }
+
+    def _start(self, method: Callable[..., Any], args: Sequence[Any], named: Mapping[str, Any]) -> Call[Any]:
+        future = asyncio.run_coroutine_threadsafe(self.methods[method](*args), asyncio.get_running_loop())
+        return Call(future, future.cancel)
+
+    def kill(self) -> None: ...
 
     async def _score(self, rows: Any) -> ScoredRows:
         await self._behave(rows)
@@ -52,9 +49,9 @@ class FakeReplica:
         if behaviour == "silent":
             await asyncio.sleep(3600)
         if behaviour == "dead":
-            raise RayActorError(error_msg="the actor died")
+            raise HostDied("the actor died")
         if isinstance(behaviour, TqppoError):
-            raise RayTaskError("score", "traceback", behaviour)
+            raise behaviour
         await asyncio.sleep(0)
 
 

@@ -18,6 +18,7 @@ from ray import cloudpickle
 from tqppo.data.prompts import Prompt
 from tqppo.devices.seats import NO_CPU
 from tqppo.errors import CheckpointError, EngineError, PreflightError
+from tqppo.processes.ray_launcher import RayLauncher
 from tqppo.protocols import EngineSpec, Sampling
 from tqppo.queue.client import Queue
 from tqppo.rewards.scorer import ScorerSpec
@@ -42,7 +43,7 @@ def student(queue: Queue, tiny_model: Path) -> Iterator[RolloutPool]:
     engine = EngineSpec(model=str(tiny_model), max_context_tokens=64)
     spec = RolloutSpec("embedded", engine, str(tiny_model), ScorerSpec(function="exact_match"))
     made = RolloutPool(spec, queue, endpoints=[], replicas=1, timeout_s=120)
-    made.start([NO_CPU])
+    made.start(RayLauncher(), [NO_CPU])
     made.ready()
     yield made
     made.close()
@@ -60,7 +61,7 @@ def make_pool(queue: Queue, tiny_model: Path, tmp_path: Path) -> Iterator[MakePo
         setup = TeacherSetup(spec, replicas=replicas, seats=(NO_CPU,) * replicas, timeout_s=timeout_s, retries=3)
         made = TeacherPool([setup], queue, Routing(drops_groups=drops))
         pools.append(made)
-        made.start()
+        made.start(RayLauncher())
         made.ready()
         return made
 

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from tqppo.dataflow import Features
 from tqppo.devices.seats import Seat
 from tqppo.errors import DeadlineExceeded, PreflightError, WorkerError
+from tqppo.processes.ray_launcher import RayLauncher
 from tqppo.queue.client import Queue
 from tqppo.queue.meta import BatchMeta
 from tqppo.workers.actor import Actor
@@ -118,7 +119,7 @@ class Clumsy(Worker):
 @contextmanager
 def running(role: str, worker: type[Worker], ranks: int, spec: RoleSpec, queue: Any = None) -> Iterator[WorkerGroup]:
     group = WorkerGroup(role, worker, ranks=ranks, spec=spec, queue=queue, seats=[Seat(cpus=0.1)] * ranks)
-    group.start()
+    group.start(RayLauncher())
     try:
         group.ready(120.0)
         yield group

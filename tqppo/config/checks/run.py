@@ -12,6 +12,7 @@ from tqppo.config.checks import (  # noqa: F401 - importing a module registers i
     devices,
     effect,
     engines,
+    in_process,
     lengths,
     memory,
     models,

@@ -1,6 +1,6 @@
 """The queue's metadata: per partition, key → row, column → (block, row in it), tags; waiting calls; bytes per node.
 
-Pure Python and numpy without I/O, used by the Ray actor (`link.service`) and by a local queue alike. A row becomes
+Pure Python and numpy without I/O, used by the Ray actor (`link.ray_link`) and by a local queue alike. A row becomes
 visible after its bytes are in place, and every change is atomic.
 """
 

@@ -32,7 +32,7 @@ import numpy as np
 from tqppo import errors
 from tqppo.errors import TqppoError
 from tqppo.queue.index.answers import Located
-from tqppo.queue.link.calls import NOT_YET, Heartbeat, RemoteReply
+from tqppo.queue.link.replies import NOT_YET, Heartbeat, RemoteReply
 from tqppo.queue.storage import Locator, StorageSpec
 
 METHODS = frozenset({"publish", "room", "release", "tag", "clear", "locate", "list", "wait", "stats"})

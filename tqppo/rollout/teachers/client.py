@@ -11,13 +11,10 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
-import ray
-from ray.actor import ActorProxy
-from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
 
 from tqppo.data.prompts import Prompt
 from tqppo.errors import DataError, EngineError, QueueError, TqppoError
-from tqppo.processes.ray_calls import call
+from tqppo.processes.hosting import Call, HostDied, Process
 from tqppo.protocols import Incident
 from tqppo.rollout.teachers.figures import RolloutReport, TeacherFigures
 from tqppo.rollout.teachers.worker import RowsToScore, TeacherWorker
@@ -28,7 +25,7 @@ PAUSE_S = 0.5  # before the first repetition of a call; doubles with each
 LOG_LINES = 20
 
 T = TypeVar("T")
-Ask = Callable[[ActorProxy[TeacherWorker]], "ray.ObjectRef[T]"]
+Ask = Callable[[Process[TeacherWorker]], Call[T]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +34,7 @@ class TeacherRoute:
 
     name: str
     index: int  # in the config's order
-    replicas: tuple[ActorProxy[TeacherWorker], ...]
+    replicas: tuple[Process[TeacherWorker], ...]
     logs: tuple[str, ...]  # of each replica
     match: tuple[str, ...] = ()  # values of the routing column; empty: all rows
     prompt: str = ""  # the template of its own prompt
@@ -101,7 +98,7 @@ class TeacherClient:
     async def score(self, route: TeacherRoute, rows: RowsToScore, *, turn: int) -> None:
         """Have a teacher put its columns on these rows. Raises `EngineError` if it cannot."""
         figures = self.report.of(route.name)
-        scored = await self._ask(route, lambda replica: call(replica, TeacherWorker.score, rows), turn, figures)
+        scored = await self._ask(route, lambda replica: replica.call(TeacherWorker.score, rows), turn, figures)
         figures.rows += len(rows.batch)
         figures.tokens += scored.tokens
         figures.cached_rows += scored.cached_rows
@@ -112,7 +109,7 @@ class TeacherClient:
         """A teacher's log-probabilities of the tokens after `starts`."""
         figures = self.report.of(route.name)
         answer: list[np.ndarray] = await self._ask(
-            route, lambda replica: call(replica, TeacherWorker.logprobs, tokens, starts), turn, figures
+            route, lambda replica: replica.call(TeacherWorker.logprobs, tokens, starts), turn, figures
         )
         figures.rows += len(tokens)
         figures.tokens += sum(map(len, tokens))
@@ -155,7 +152,7 @@ class TeacherClient:
             except TimeoutError:
                 replicas.silent.add(chosen)
                 failure = f"no answer within {route.timeout_s:g} s"
-            except RayActorError as error:
+            except HostDied as error:
                 failure = f"its process died: {_first_line(error)}"
                 await self._made_anew(route, chosen)
             except EngineError as error:
@@ -171,25 +168,24 @@ class TeacherClient:
         deadline = time.monotonic() + route.start_timeout_s
         while (left := deadline - time.monotonic()) > 0:
             try:
-                return await asyncio.wait_for(_answer(call(route.replicas[replica], TeacherWorker.ready)), left)
-            except ActorUnavailableError:
+                return await asyncio.wait_for(_answer(route.replicas[replica].call(TeacherWorker.ready)), left)
+            except HostDied as error:
+                if not error.may_return:
+                    return None
                 await asyncio.sleep(PAUSE_S)
-            except (RayActorError, EngineError, TimeoutError):
+            except (EngineError, TimeoutError):
                 return None
         return None
 
 
-async def _answer(reference: ray.ObjectRef[T]) -> T:
-    """The call's result; its own error as it was raised on the replica."""
+async def _answer(scoring: Call[T]) -> T:
+    """The call's result. An error of ours is one of the teacher, which is asked again."""
     try:
-        return await reference
-    except RayTaskError as error:
-        cause = error.cause
-        if isinstance(cause, QueueError):  # the rows cannot be had: no other attempt could score them
-            raise cause from None
-        if isinstance(cause, TqppoError):
-            raise EngineError(str(cause)) from None
+        return await scoring
+    except QueueError:  # the rows cannot be had: no other attempt could score them
         raise
+    except TqppoError as error:
+        raise EngineError(str(error)) from None
 
 
 def _message(route: TeacherRoute, replica: int, failure: str) -> str:

@@ -10,12 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import ray
-from ray.actor import ActorProxy
-
 from tqppo.devices.seats import Seat
 from tqppo.errors import CheckpointError, EngineError, PreflightError
-from tqppo.processes.ray_calls import call, close_all, results
+from tqppo.processes.hosting import Hosting, Launcher, Process, close_all, results
 from tqppo.queue.client import Queue
 from tqppo.rollout.teachers.client import TeacherRoute, TeacherRoutes
 from tqppo.rollout.teachers.worker import ReadyTeacher, TeacherSpec, TeacherWorker
@@ -61,25 +58,23 @@ class Routing:
 
 
 class TeacherPool:
-    """One Ray actor per replica of each teacher. Ray restarts a dead replica, up to the engine's `max_restarts`."""
+    """One process per replica of each teacher. Ray restarts a dead replica, up to the engine's `max_restarts`."""
 
     def __init__(self, setups: Sequence[TeacherSetup], queue: Queue, routing: Routing) -> None:
         self.setups, self.queue, self.routing = list(setups), queue, routing
-        self.workers: list[list[ActorProxy[TeacherWorker]]] = []
+        self.workers: list[list[Process[TeacherWorker]]] = []
         self.replicas: list[list[ReadyTeacher]] = []
 
-    def start(self) -> None:
+    def start(self, launcher: Launcher) -> None:
         self.workers = [
-            [self._make(spec, seat) for spec, seat in zip(setup.specs(), setup.all_seats(), strict=True)]
+            [self._make(launcher, spec, seat) for spec, seat in zip(setup.specs(), setup.all_seats(), strict=True)]
             for setup in self.setups
         ]
-        self.starting = [[call(worker, TeacherWorker.start) for worker in group] for group in self.workers]
+        self.starting = [[worker.call(TeacherWorker.start) for worker in group] for group in self.workers]
 
-    def _make(self, spec: TeacherSpec, seat: Seat) -> ActorProxy[TeacherWorker]:
-        make = ray.remote(TeacherWorker).options(
-            **seat.options(), max_concurrency=1000, max_restarts=spec.engine.max_restarts, max_task_retries=0
-        )
-        return make.remote(replace(spec, engine=spec.engine.on(seat)), self.queue)
+    def _make(self, launcher: Launcher, spec: TeacherSpec, seat: Seat) -> Process[TeacherWorker]:
+        how = Hosting(seat, concurrency=1000, restarts=spec.engine.max_restarts)
+        return launcher.launch(how, TeacherWorker, replace(spec, engine=spec.engine.on(seat)), self.queue.handle())
 
     def ready(self) -> None:
         """Wait until every replica can score, and check that the replicas of a teacher say the same."""

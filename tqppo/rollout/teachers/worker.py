@@ -1,4 +1,4 @@
-"""A replica of a teacher: a frozen engine in a process of its own that scores rows of the queue. A Ray actor.
+"""A replica of a teacher: a frozen engine in a process of its own that scores rows of the queue.
 
 It is called by rollout workers with keys, reads the tokens from the queue, and puts what the teacher says of them back
 on the same rows. Nothing but names and figures passes through its callers.
@@ -15,11 +15,10 @@ from hashlib import blake2b
 from pathlib import Path
 
 import numpy as np
-import ray
 import torch
 
 from tqppo import plugins
-from tqppo.processes.ray_calls import this_node
+from tqppo.processes.nodes import this_node
 from tqppo.protocols import EngineSpec, RolloutEngine, Scores
 from tqppo.queue.client import Queue
 from tqppo.queue.meta import BatchMeta, Jagged
@@ -106,7 +105,7 @@ class TeacherWorker:
         self.engine: RolloutEngine = plugins.load("rollout", spec.backend)(spec.engine)
         self.cache = ScoreCache(spec.cache_path or "unused", spec.cache_bytes if spec.cache_path else 0)
         self._starting = asyncio.Lock()
-        self._is_logging = False
+        self._log_file: logging.FileHandler | None = None
         self._fingerprint: str | None = None
         self._identity = ""  # the fingerprint, or what stands for it where the files are elsewhere
 
@@ -128,7 +127,7 @@ class TeacherWorker:
             fingerprint=self._fingerprint,
             probes=[scores.logprobs[:-1].tolist() for scores in twice],
             hidden_size=0 if hidden is None else int(hidden.shape[1]),
-            node=this_node() if ray.is_initialized() else "",
+            node=this_node(),
             pid=os.getpid(),
         )
 
@@ -151,6 +150,9 @@ class TeacherWorker:
 
     async def close(self) -> None:
         self.cache.close()
+        if self._log_file is not None:
+            logging.getLogger("tqppo").removeHandler(self._log_file)
+            self._log_file.close()
         await self.engine.close()
 
     async def ready(self) -> None:
@@ -175,16 +177,15 @@ class TeacherWorker:
 
     def _log_to_file(self) -> None:
         """Write this process's log lines into the replica's file, where an engine's server writes its own."""
-        if not self.spec.engine.log_dir or self._is_logging:
+        if not self.spec.engine.log_dir or self._log_file is not None:
             return
-        self._is_logging = True
         path = Path(self.spec.engine.log_dir) / f"{self.spec.engine.name}.log"
         path.parent.mkdir(parents=True, exist_ok=True)
-        handler = logging.FileHandler(path, mode="a")
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        self._log_file = logging.FileHandler(path, mode="a")
+        self._log_file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         ours = logging.getLogger("tqppo")
-        ours.addHandler(handler)
-        ours.setLevel(logging.INFO)
+        ours.addHandler(self._log_file)
+        ours.setLevel(min(logging.INFO, ours.getEffectiveLevel()))
 
     # -- scores --------------------------------------------------------------------------------------------------------
 

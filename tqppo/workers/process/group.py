@@ -1,4 +1,4 @@
-"""A role on its ranks: Ray actors with a torch process group, called like one worker.
+"""A role on its ranks: processes with a torch process group, called like one worker.
 
 `group.add_columns(Actor.old_logprobs, batch)` splits the batch over the ranks, runs the method on each and joins the
 results; the driver sees names and metrics only. A failure of any rank ends the call at once.
@@ -10,10 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Concatenate, Generic, NoReturn, ParamSpec, Protocol, TypeVar, cast
 
-import ray
 import torch
-from ray.actor import ActorHandle
-from ray.exceptions import RayError
 from torch import Tensor
 
 from tqppo.algorithms import balance
@@ -21,9 +18,10 @@ from tqppo.algorithms.padding import mini_batches
 from tqppo.devices.seats import Seat
 from tqppo.devices.turns import Turn
 from tqppo.errors import DeadlineExceeded, TqppoError, WorkerError
-from tqppo.processes import ray_calls
-from tqppo.processes.actor_watch import ActorWatch
+from tqppo.processes import hosting
 from tqppo.processes.host_memory import out_of_memory
+from tqppo.processes.hosting import Call, Hosting, Launcher, Process, Watch, described
+from tqppo.processes.nodes import num_nodes
 from tqppo.protocols import Metrics
 from tqppo.queue.client import Queue
 from tqppo.queue.meta import BatchMeta
@@ -123,24 +121,22 @@ class WorkerGroup(Generic[W]):
             RankSpec(role, worker_class, spec, Ranks(rank, ranks), device=seat.compute_device)
             for rank, seat in zip(range(ranks), self._seats, strict=True)
         ]
-        self._processes: list[ActorHandle[RankProcess[W]]] = []
-        self._starting: list[ray.ObjectRef[None]] = []
-        self._watch: ActorWatch | None = None
+        self._processes: list[Process[RankProcess[W]]] = []
+        self._starting: list[Call[None]] = []
+        self._watch: Watch | None = None
 
-    def start(self) -> None:
-        is_one_node = ray_calls.num_nodes() == 1
-        make = ray.remote(RankProcess)
+    def start(self, launcher: Launcher) -> None:
+        is_one_node = num_nodes() == 1
+        queue = None if self._queue is None else self._queue.handle()
         self._processes = [
-            cast(
-                "ActorHandle[RankProcess[W]]", make.options(**seat.options(), max_restarts=0).remote(spec, self._queue)
-            )
+            launcher.launch(Hosting(seat), RankProcess, spec, queue)
             for spec, seat in zip(self._specs, self._seats, strict=True)
         ]
-        self._watch = ActorWatch({f"{self.role} rank {rank}": each for rank, each in enumerate(self._processes)})
-        opened = ray_calls.call(self._processes[0], RankProcess.open, is_one_node=is_one_node)
-        address = cast(tuple[str, int], opened)  # Ray passes on the value that it refers to
+        self._watch = launcher.watch({f"{self.role} rank {rank}": each for rank, each in enumerate(self._processes)})
+        opened = self._processes[0].call(RankProcess.open, is_one_node=is_one_node)
+        address = cast(tuple[str, int], opened)  # the processes pass on its result
         self._starting = [
-            ray_calls.call(process, RankProcess.start, address, is_one_node=is_one_node, timeout_s=self._timeout_s)
+            process.call(RankProcess.start, address, is_one_node=is_one_node, timeout_s=self._timeout_s)
             for process in self._processes
         ]
 
@@ -150,7 +146,7 @@ class WorkerGroup(Generic[W]):
 
     def close(self) -> None:
         """End the ranks, whatever state they are in."""
-        ray_calls.close_all(self._processes, RankProcess.close, _GRACE_S, watch=self._watch)
+        hosting.close_all(self._processes, RankProcess.close, _GRACE_S, watch=self._watch)
         self._processes = []
 
     def call(self, method: Callable[Concatenate[W, P], R], /, *arguments: P.args, **named: P.kwargs) -> R:
@@ -168,16 +164,14 @@ class WorkerGroup(Generic[W]):
         return max(self._everywhere(Worker.held_bytes))
 
     def _everywhere(self, method: Callable[Concatenate[W, P], R], /, *arguments: P.args, **named: P.kwargs) -> list[R]:
-        calls = [
-            ray_calls.call(process, RankProcess.call, method, *arguments, **named) for process in self._running(method)
-        ]
+        calls = [process.call(RankProcess.call, method, *arguments, **named) for process in self._running(method)]
         return self._results(calls, _name(method), self._timeout_s)
 
     def add_columns(self, method: ColumnsMethod[W], batch: BatchMeta) -> BatchMeta:
         self._turn.take()
         processes, shards = self._running(method), self._shards(method, batch, 1)
         calls = [
-            ray_calls.call(process, RankProcess.add_columns, method, shard.batch)
+            process.call(RankProcess.add_columns, method, shard.batch)
             for process, shard in zip(processes, shards, strict=True)
         ]
         written = self._results(calls, _name(method), self._timeout_s)
@@ -188,7 +182,7 @@ class WorkerGroup(Generic[W]):
         self._turn.take()
         processes, shards = self._running(method), self._shards(method, batch, num_mini_batches)
         calls = [
-            ray_calls.call(process, RankProcess.update, method, shard.batch, step=step, sizes=shard.sizes)
+            process.call(RankProcess.update, method, shard.batch, step=step, sizes=shard.sizes)
             for process, shard in zip(processes, shards, strict=True)
         ]
         # The ranks have added their metrics up among themselves, so that all return the same.
@@ -200,14 +194,14 @@ class WorkerGroup(Generic[W]):
         assert len(batch), f"{self.role}.{_name(method)} was given an empty batch"
         return split(batch, self._ranks, num_mini_batches=num_mini_batches)
 
-    def _running(self, method: object) -> list[ActorHandle[RankProcess[W]]]:
+    def _running(self, method: object) -> list[Process[RankProcess[W]]]:
         if not self._processes:
             raise WorkerError(f"{self.role}.{_name(method)}: the {self.role} group is not running")
         return self._processes
 
-    def _results(self, calls: Sequence[ray.ObjectRef[R]], name: str, timeout_s: float) -> list[R]:
+    def _results(self, calls: Sequence[Call[R]], name: str, timeout_s: float) -> list[R]:
         """All results, or the first failure as soon as it happens: the other ranks would wait for it for ever."""
-        settled = ray_calls.settle(calls, timeout_s, grace_s=_GRACE_S, watch=self._watch)
+        settled = hosting.settle(calls, timeout_s, grace_s=_GRACE_S, watch=self._watch)
         if settled.failures:
             self._fail(name, settled.failures)
         if settled.still:
@@ -217,24 +211,22 @@ class WorkerGroup(Generic[W]):
             self._end()
             silent = ", ".join(map(str, settled.pending))
             raise DeadlineExceeded(f"{self.role}.{name}: no answer from rank {silent} within {timeout_s:g} s")
-        return ray.get(list(calls))
+        return [call.result() for call in calls]
 
-    def _fail(self, name: str, failures: Mapping[int, RayError]) -> NoReturn:
+    def _fail(self, name: str, failures: Mapping[int, BaseException]) -> NoReturn:
         self._end()
         for rank, error in failures.items():
-            cause = getattr(error, "cause", None)
-            if isinstance(cause, TqppoError):
-                raise type(cause)(f"{self.role} rank {rank}: {cause}") from error
+            if isinstance(error, TqppoError):
+                raise type(error)(f"{self.role} rank {rank}: {error}") from error
             if (full := out_of_memory(error, f"{self.role} rank {rank}, in {name}")) is not None:
                 raise full from error
-        raise WorkerError(
-            "\n".join(f"{self.role} rank {rank} failed in {name}:\n{error}" for rank, error in failures.items())
-        )
+        said = [f"{self.role} rank {rank} failed in {name}:\n{described(error)}" for rank, error in failures.items()]
+        raise WorkerError("\n".join(said)) from next(iter(failures.values()))
 
     def _end(self) -> None:
         processes, self._processes = self._processes, []
         for process in processes:
-            ray_calls.kill(process)
+            process.kill()
 
 
 def _name(method: object) -> str:

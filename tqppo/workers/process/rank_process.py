@@ -1,4 +1,4 @@
-"""The process of one rank: a worker, its place among the ranks, and its device. A Ray actor of a worker group."""
+"""The process of one rank: a worker, its place among the ranks, and its device. Worker groups launch it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Concatenate, Generic, ParamSpec, TypeVar
 
-import ray
 import torch
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore, Store, TCPStore
@@ -15,6 +14,7 @@ from torch._C._distributed_c10d import HashStore, Store, TCPStore
 from tqppo.devices.memory import out_of_memory
 from tqppo.errors import PreflightError
 from tqppo.processes.garbage import spare_what_started
+from tqppo.processes.nodes import own_address
 from tqppo.protocols import Metrics
 from tqppo.queue.client import Queue
 from tqppo.queue.meta import BatchMeta
@@ -60,7 +60,7 @@ class RankProcess(Generic[W]):
         if self._ranks.size == 1:
             self._store = HashStore()
             return "", 0
-        host = LOOPBACK if is_one_node else ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+        host = LOOPBACK if is_one_node else own_address()
         store = self._store = open_store(host)
         return host, store.port
 
@@ -73,7 +73,9 @@ class RankProcess(Generic[W]):
         prepare_process(self._worker.spec, self._device)
         # FSDP, which also casts the computation to a smaller type, needs a process group even of one rank.
         needs_group = self._ranks.size > 1 or self._worker.dtype != torch.float32
-        if needs_group:
+        if needs_group and not (
+            self._ranks.size == 1 and torch.distributed.is_initialized()
+        ):  # by a role in the same process
             store = self._store or TCPStore(*address, is_master=False, wait_for_workers=False)
             join(self._ranks, self._device, store, timeout_s=timeout_s, is_one_node=is_one_node)
         with self._explained("start"):

@@ -1,0 +1,126 @@
+"""Whole runs in one process: every mode, signals, checkpoints and validation, without Ray."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from e2e.runs import MODES, SMALL
+
+from tqppo.api.runs import Run, train
+from tqppo.config.compile import compile_config
+from tqppo.errors import WorkerError
+from tqppo.metrics import files as metrics_files
+from tqppo.run.folder import RunFolder
+from tqppo.run.launch import launcher_of
+from tqppo.run.one_process import one_process
+from tqppo.workers.actor import Actor
+
+AGENT = (
+    SMALL.replace('"task:sort"', '"task:lookup"').replace("task_args = { digits = 3, partial_credit = true }\n", "")
+    + '[rollout.agent_args]\ntools = ["tqppo.data.lookup:f"]\nparser = "tiny"\nmax_turns = 2\nkeep_turns = 1\n'
+).replace("[rollout]\n", '[rollout]\nagent = "rewrite"\nmax_trajectories = 2\nmax_context_tokens = 64\n')
+CASES = {**MODES, "agent": 'mode = "grpo"\n' + AGENT}
+TIMES = ("timing_s/", "perf/", "time", "throughput")
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Runs of a test, in its folder."""
+
+    folder: Path
+
+    def train(self, mode: str, name: str, *settings: str, at_step: Callable[[int], None] = lambda step: None) -> Run:
+        config = self.folder / f"{mode}.toml"
+        config.write_text(CASES[mode])
+        own = [f'run.dir="{self.folder / "runs"}"', f"run.name={name}", "run.max_steps=2", "cluster.in_process=true"]
+        calls = [lambda step, metrics: at_step(step)]
+        return train(config, overrides=[*own, *settings], callbacks=calls, probe=False, quiet=True)
+
+    def results(self, name: str) -> tuple[list[dict[str, object]], dict[str, bytes]]:
+        """Metrics without times, and the files of the last checkpoint."""
+        folder = RunFolder(self.folder / "runs" / name)
+        rows = [
+            {key: value for key, value in row.items() if not key.startswith(TIMES)}
+            for row in metrics_files.read(folder.metrics)
+        ]
+        saved = sorted((folder.path / "checkpoints").glob("step_*"))[-1]
+        return rows, {path.name: path.read_bytes() for path in saved.rglob("*.safetensors")}
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Runs:
+    return Runs(tmp_path)
+
+
+@pytest.mark.parametrize("mode", CASES)
+def test_every_mode_trains_validates_and_exports(runs: Runs, mode: str) -> None:
+    before, seen = torch_now(), list[int]()
+    run = runs.train(mode, mode, at_step=seen.append)
+    assert seen == [0, 1, 2]
+    rows, files = runs.results(mode)
+    assert any(key.startswith("val") for key in rows[-1])
+    assert "actor/grad_norm" in rows[-1]
+    assert files
+    assert (run.folder / "export" / "hf" / "model.safetensors").is_file()
+    assert torch_now() == before
+    assert leftovers() == []
+
+
+def interrupted(runs: Runs, name: str, *, times: int) -> None:
+    """Train, and send this process the signal of Ctrl-C after step 1."""
+
+    def at_step(step: int) -> None:
+        for _ in range(times if step == 1 else 0):
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt, match=r"Run\.resume goes on with it"):
+        runs.train("ppo", name, at_step=at_step)
+
+
+def torch_now() -> tuple[int, bool, int]:
+    return torch.get_num_threads(), torch.are_deterministic_algorithms_enabled(), torch.initial_seed()
+
+
+def leftovers() -> list[str]:
+    mine = f"-{os.getpid()}-"
+    threads = [thread.name for thread in threading.enumerate() if thread.name == "tqppo-loop"]
+    return threads + [path.name for path in Path("/dev/shm").glob("tqppo-weights-*") if mine in path.name]
+
+
+def test_a_run_that_ctrl_c_stopped_goes_on_to_the_same_bytes(runs: Runs) -> None:
+    runs.train("ppo", "whole")
+    interrupted(runs, "halves", times=1)
+    assert [row["step"] for row in runs.results("halves")[0]] == [0, 1]
+    Run(runs.folder / "runs" / "halves").resume(quiet=True)
+    assert runs.results("halves") == runs.results("whole")
+
+
+def test_a_second_ctrl_c_aborts_and_leaves_nothing_behind(runs: Runs) -> None:
+    interrupted(runs, "aborted", times=2)
+    assert leftovers() == []
+
+
+def test_an_error_in_a_role_is_raised_with_its_place(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: Actor, rows: object, *, step: int, sizes: object = ()) -> dict[str, float]:
+        raise ArithmeticError("no gradient today")
+
+    monkeypatch.setattr(Actor, "_loss", broken)
+    with pytest.raises(WorkerError, match=r"(?s)actor rank 0 failed in update.*Traceback.*_loss"):
+        runs.train("grpo", "broken")
+
+
+def test_only_a_config_that_asks_for_one_process_gets_it(tmp_path: Path) -> None:
+    config = compile_config(None, [], ["cluster.in_process=true"], {}).draft
+    with ExitStack() as stack:
+        launcher = launcher_of(config, tmp_path, stack, lambda text: nullcontext())
+        assert type(launcher).__name__ == "LocalLauncher"
+    with one_process(1, tmp_path) as launcher:
+        assert torch.get_num_threads() == 1
