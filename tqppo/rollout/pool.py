@@ -49,7 +49,6 @@ class RolloutPool:
         timeout_s: float,
         turn: Turn = Turn(),  # noqa: B008 - frozen
         device_bytes: int = 0,
-        report: ReportEvent = unreported,
     ) -> None:
         self.specs = [
             replace(spec, engine=replace(spec.engine, name=f"rollout-{i}", endpoint=endpoint))
@@ -57,7 +56,7 @@ class RolloutPool:
         ]
         self.queue = queue
         self.timeout_s = timeout_s
-        self.report = report
+        self.report: ReportEvent = unreported
         self.has_teachers = False
         self.shared_engines = SharedEngines(self, turn)
         self.device_bytes = device_bytes  # of one device; 0: not known

@@ -139,8 +139,8 @@ class ProcessStarter:
             timeout_s=rollout.timeout_s,
             turn=Turn("rollout", self.turns),
             device_bytes=fake.memory_bytes if fake else 0,
-            report=self.report,
         )
+        pool.report = self.report
         self.stack.callback(pool.close)
         pool.start(self.seating.seats["rollout"])
         return pool
