@@ -88,7 +88,7 @@ def test_an_interpreter_that_hangs_is_named(tmp_path: Path, monkeypatch: pytest.
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\nexec sleep 600\n")
     python.chmod(0o755)
-    with pytest.raises(BackendError, match="did not say within 0.3 s which torch it has"):
+    with pytest.raises(BackendError, match=r"did not say within 0.3 s which torch it has"):
         engines.is_cpu_build(str(python))
 
 

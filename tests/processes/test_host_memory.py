@@ -19,8 +19,8 @@ Refer to the documentation"""
 def test_the_process_its_memory_that_of_the_node_and_what_to_lower_are_said() -> None:
     said = str(out_of_memory(Exception(KILLED), "critic rank 1, in update"))
     assert said.startswith(
-        "critic rank 1, in update: Ray ended the process (process 25365, which used 0.27GB) because its node ran out of "
-        "memory: node c282f2eafb62ce9c at 192.0.2.2 has 4.15GB of 23.54GB in use."
+        "critic rank 1, in update: Ray ended the process (process 25365, which used 0.27GB) because its node ran out "
+        "of memory: node c282f2eafb62ce9c at 192.0.2.2 has 4.15GB of 23.54GB in use."
     )
     assert "process 3533\t0.35\tpython train" in said
     assert "15511" not in said
