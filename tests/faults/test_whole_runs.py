@@ -34,7 +34,12 @@ def after(fault: signal.Signals, command: str, cli: Cli) -> tuple[int, str, floa
     """
     process = cli.start(*cli.train_arguments("run", "ppo", STEPS, "checkpoint.interval=0"))
     metrics = cli.runs / "run" / "metrics.jsonl"
-    wait_until(lambda: metrics.exists() and metrics.read_text().count("\n") >= 3, "three steps", interval_s=0.2)
+
+    def has_steps() -> bool:
+        assert process.poll() is None, process.communicate()[0]
+        return metrics.exists() and metrics.read_text().count("\n") >= 3
+
+    wait_until(has_steps, "three steps", interval_s=0.2)
     processes = family(process)
     target = next(each for each in processes if f"{' '.join(each.cmdline())} ".split("/")[-1].startswith(command))
     began = time.monotonic()

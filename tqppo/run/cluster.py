@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from tqppo.errors import DeadlineExceeded, PreflightError
 from tqppo.processes import ray_health
@@ -133,7 +134,8 @@ def _services_of_cluster() -> list[ray_health.Service]:
     host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
     found: list[ray_health.Service] = [ray_health.RemoteService(SERVICES["gcs_server"], host.strip("[]"), int(port))]
     here = ray.get_runtime_context().get_node_id()
-    for node in ray.nodes():
+    nodes: Callable[[], list[dict[str, Any]]] = ray.nodes
+    for node in nodes():
         if node["NodeID"] == here:
             address, port = node["NodeManagerAddress"], node["NodeManagerPort"]
             found.append(ray_health.RemoteService(SERVICES["raylet"], address, port))
@@ -197,7 +199,7 @@ def _time_to_start(limit_s: float) -> Iterator[None]:
     """Let Ray look for its own node for so long: its limit of 30 s is a constant inside a function."""
     from ray._private import services
 
-    look = services.get_node
+    look: Callable[..., object] = services.get_node
 
     def patient(*arguments: object, **named: object) -> object:
         deadline = time.monotonic() + limit_s
