@@ -60,7 +60,9 @@ class ActorWatch:
 
     def __init__(self, actors: Mapping[str, ActorProxy[Any]]) -> None:
         handles = {name: cast(ActorHandle[Any], actor) for name, actor in actors.items()}
-        self._asked = {name: handle.__ray_call__.remote(_place) for name, handle in handles.items()}
+        self._asked: dict[str, ray.ObjectRef[ProcessPlace]] = {
+            name: handle.__ray_call__.remote(_place) for name, handle in handles.items()
+        }
         self._places: dict[str, ProcessPlace] = {}
         self._stillness = {name: Stillness() for name in actors}
         self._nodes: dict[str, NodeLook | _Elsewhere] = {}
