@@ -5,6 +5,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -77,6 +78,8 @@ def test_a_service_of_another_machine_is_gone_after_several_attempts() -> None:
 
 
 def test_services_are_found_by_their_commands(service: subprocess.Popen[bytes]) -> None:
+    while Path(f"/proc/{service.pid}/comm").read_text() != "sleep\n":  # the kernel sets it a moment after the start
+        time.sleep(0.01)
     (found,) = services_of({"sleep": "the sleeper"}, [service.pid, 1, 2**22 - 1])
     assert isinstance(found, LocalService)
     assert (found.name, found.pid) == ("the sleeper", service.pid)

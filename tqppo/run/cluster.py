@@ -127,12 +127,12 @@ def _private(size: Mapping[str, int | None], logs: Path, hooks: Hooks) -> Iterat
         watcher.dismiss()
 
 
-def _services_of_cluster() -> list[ray_health.Service]:
+def _services_of_cluster() -> list[ray_health.RayService]:
     """The control service and this node's raylet, of a cluster that this process is connected to."""
     import ray
 
     host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
-    found: list[ray_health.Service] = [ray_health.RemoteService(SERVICES["gcs_server"], host.strip("[]"), int(port))]
+    found: list[ray_health.RayService] = [ray_health.RemoteService(SERVICES["gcs_server"], host.strip("[]"), int(port))]
     here = ray.get_runtime_context().get_node_id()
     nodes: Callable[[], list[dict[str, Any]]] = ray.nodes
     for node in nodes():
