@@ -35,7 +35,7 @@ def test_a_message_of_another_version_is_still_out_of_memory() -> None:
 
 def test_other_deaths_are_left_alone() -> None:
     guesses = (
-        "The actor died unexpectedly before finishing this task. There are some potential root causes. (1) The process is "
-        "killed by SIGKILL by OOM killer due to high memory usage. (2) ray stop --force is called."
+        "The actor died unexpectedly before finishing this task. There are some potential root causes. (1) The process "
+        "is killed by SIGKILL by OOM killer due to high memory usage. (2) ray stop --force is called."
     )
     assert out_of_memory(Exception(guesses), "x") is None
