@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import sys
 from pathlib import Path
 
@@ -61,6 +62,34 @@ def test_a_step_that_fails_is_shown_with_its_log_and_leaves_nothing_that_counts(
     with pytest.raises(BackendError, match="No module named 'no_such_package_here'"):
         engines.install("vllm")
     assert not engines.is_installed("vllm")
+
+
+def test_a_step_that_says_nothing_for_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "SILENT_S", 2.0)
+    slow = EngineEnvironment(steps=(), check="import time; time.sleep(600)", gpu="")
+    monkeypatch.setitem(engines.ENVIRONMENTS, "vllm", slow)
+    with pytest.raises(BackendError, match="printed nothing for 2 s and was ended"):
+        engines.install("vllm")
+    assert not engines.is_installed("vllm")
+
+
+def test_another_builder_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "BUILDER_TIMEOUT_S", 0.5)
+    folder = engines.folder_of("vllm")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(BackendError, match="another process has been building"):
+            engines.install("vllm")
+
+
+def test_an_interpreter_that_hangs_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "ASK_TIMEOUT_S", 0.3)
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexec sleep 600\n")
+    python.chmod(0o755)
+    with pytest.raises(BackendError, match=r"did not say within 0.3 s which torch it has"):
+        engines.is_cpu_build(str(python))
 
 
 def test_a_missing_environment_says_what_to_run_on_a_cpu_and_on_a_gpu() -> None:

@@ -223,6 +223,13 @@ def test_without_its_index_every_call_fails_soon_and_closing_cleans_up(
         lambda: asyncio.run(queue.aio.get(batch, ["reward"])),
     ):
         lost_soon(work, "is gone|index died|is unresponsive")
+    for about_rows in (
+        lambda: queue.get(batch, ["reward"]),
+        lambda: queue.tag({"a_0_0": {"n": 1}}),
+        lambda: queue.wait(["a_0_0"]),
+        lambda: queue.clear(batch),
+    ):
+        lost_soon(about_rows, rf"ran on node {this_node()}, and was asked about rows 'a_0_0' of partition 'train'")
     queue.close()
     assert glob.glob(f"/dev/shm/*{queue.spec.run}*") == []
 

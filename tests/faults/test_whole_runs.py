@@ -28,15 +28,20 @@ def cli(tmp_path: Path) -> Iterator[Cli]:
 
 
 def after(fault: signal.Signals, command: str, cli: Cli) -> tuple[int, str, float, list[psutil.Process]]:
-    """Train, and after some steps send the signal to the process whose command line starts so.
+    """Train, and after some steps send the signal to the process of this name.
 
     Returns the exit code, the output, the seconds from the signal to the end, and the processes of the run.
     """
     process = cli.start(*cli.train_arguments("run", "ppo", STEPS, "checkpoint.interval=0"))
     metrics = cli.runs / "run" / "metrics.jsonl"
-    wait_until(lambda: metrics.exists() and metrics.read_text().count("\n") >= 3, "three steps", interval_s=0.2)
+
+    def has_steps() -> bool:
+        assert process.poll() is None, process.communicate()[0]
+        return metrics.exists() and metrics.read_text().count("\n") >= 3
+
+    wait_until(has_steps, "three steps", interval_s=0.2)
     processes = family(process)
-    target = next(each for each in processes if f"{' '.join(each.cmdline())} ".split("/")[-1].startswith(command))
+    target = next(each for each in processes if each.name() == command or each.cmdline()[0].startswith(command))
     began = time.monotonic()
     os.kill(target.pid, fault)
     output, _ = process.communicate(timeout=120)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -14,7 +15,7 @@ import ray
 from disks import files_of_at_most
 
 from tqppo.errors import PreflightError
-from tqppo.run.cluster import PRIVATE_PREFIX, TIMED_OUT, _keep_logs, ray_cluster, start_patiently
+from tqppo.run.cluster import PRIVATE_PREFIX, TIMED_OUT, _keep_logs, _time_to_start, ray_cluster, start_patiently
 from tqppo.run.ray_token import FILE
 
 START = """
@@ -154,8 +155,12 @@ def no_shutdown(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("no_shutdown")
 def test_a_start_that_times_out_is_tried_again_and_leaves_no_process() -> None:
-    start = SlowStart(2)
-    start_patiently(start)
+    start, said = SlowStart(2), list[str]()
+    start_patiently(start, said.append)
+    assert [re.sub(r"load \d+", "load", each) for each in said] == [
+        "Ray did not start within 30 s on this busy machine (load); attempt 2 of 4 has 60 s",
+        "Ray did not start within 60 s on this busy machine (load); attempt 3 of 4 has 120 s",
+    ]
     assert [process.wait(timeout=10) for process in start.left] == [-9, -9]
 
 
@@ -165,6 +170,26 @@ def test_a_machine_that_is_too_busy_is_named() -> None:
     with pytest.raises(PreflightError, match="did not start in 4 attempts"):
         start_patiently(start)
     assert [process.wait(timeout=10) for process in start.left] == [-9] * 4
+
+
+def test_ray_is_given_the_time_that_an_attempt_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ray._private import services
+
+    calls: list[float] = []
+
+    def registers_late(*_: object) -> str:
+        calls.append(time.monotonic())
+        if calls[-1] - calls[0] < 0.5:
+            raise RuntimeError("the node is not there yet")
+        return "node"
+
+    monkeypatch.setattr(services, "get_node", registers_late)
+    with _time_to_start(5.0):
+        assert services.get_node("address", "id") == "node"
+    calls.clear()
+    with _time_to_start(0.1), pytest.raises(RuntimeError, match="not there yet"):
+        services.get_node("address", "id")
+    assert services.get_node is registers_late
 
 
 def test_another_error_of_a_start_is_not_hidden() -> None:

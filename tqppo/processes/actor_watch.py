@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import ray
-from ray.actor import ActorProxy
+from ray.actor import ActorHandle, ActorProxy
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -58,8 +58,11 @@ class _Elsewhere:
 class ActorWatch:
     """Which of some actors stand still, by their names."""
 
-    def __init__(self, actors: Mapping[str, ActorProxy[object]]) -> None:
-        self._asked = {name: actor.__ray_call__.remote(_place) for name, actor in actors.items()}
+    def __init__(self, actors: Mapping[str, ActorProxy[Any]]) -> None:
+        handles = {name: cast(ActorHandle[Any], actor) for name, actor in actors.items()}
+        self._asked: dict[str, ray.ObjectRef[ProcessPlace]] = {
+            name: handle.__ray_call__.remote(_place) for name, handle in handles.items()
+        }
         self._places: dict[str, ProcessPlace] = {}
         self._stillness = {name: Stillness() for name in actors}
         self._nodes: dict[str, NodeLook | _Elsewhere] = {}

@@ -6,7 +6,8 @@ import re
 
 from tqppo.errors import OutOfMemory
 
-SIGN = re.compile(r"running low on memory|OOM kill|memory pressure \(OOM\)")
+# Of any process that dies, Ray says that the kernel's OOM killer may be the cause; these words are of its own killer.
+SIGN = re.compile(r"killed due to the node running low on memory")
 NODE = re.compile(r"Memory on the node \(IP: ([^,]+), ID: (\w+)\) was ([\d.]+ ?\w+) used / ([\d.]+ ?\w+) limit")
 KILLED = re.compile(r"Selected to kill: \(.*?pid=(\d+), actual memory used=([\d.]+ ?\w+)")
 USERS = re.compile(r"Top 10 memory users:[^\n]*\n((?:\d+\t[\d.]+\t[^\n]*\n?){1,3})")

@@ -65,13 +65,15 @@ class RemoteService:
             return f"{self.name} at {self.host}:{self.port} does not answer: {error}" if is_gone else ""
 
 
-Service = LocalService | RemoteService
+RayService = LocalService | RemoteService
 
 
 class RayHealth:
     """Looks at services until one of them is gone; `lost` then says which."""
 
-    def __init__(self, services: list[Service], on_stuck: Callable[[str], None], on_lost: Callable[[], object]) -> None:
+    def __init__(
+        self, services: list[RayService], on_stuck: Callable[[str], None], on_lost: Callable[[], object]
+    ) -> None:
         self.lost = ""
         self._services, self._on_stuck, self._on_lost = services, on_stuck, on_lost
         self._over, self._lock = threading.Event(), threading.Lock()
@@ -107,7 +109,7 @@ _current: list[RayHealth] = []  # of this process, which has at most one Ray
 
 @contextmanager
 def watched(
-    services: list[Service], on_stuck: Callable[[str], None], *, on_lost: Callable[[], object] = lambda: None
+    services: list[RayService], on_stuck: Callable[[str], None], *, on_lost: Callable[[], object] = lambda: None
 ) -> Iterator[RayHealth]:
     """Watch these services meanwhile. At a loss `on_lost` is called, in a thread.
 
@@ -137,9 +139,9 @@ def check(*, now: bool = False) -> None:
         raise ClusterLost(message)
 
 
-def services_of(names: Mapping[str, str], pids: list[int]) -> list[Service]:
+def services_of(names: Mapping[str, str], pids: list[int]) -> list[RayService]:
     """The processes among `pids` whose command has one of these names; `names` maps them to words."""
-    found: list[Service] = []
+    found: list[RayService] = []
     for pid in pids:
         try:
             with open(f"/proc/{pid}/comm") as file:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 import os
 import weakref
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 
 from tqppo import plugins
-from tqppo.errors import QueueError
+from tqppo.errors import DataLost, QueueError
 from tqppo.processes.nodes import this_node
-from tqppo.queue.link.calls import START_S, Pending, run
+from tqppo.queue.link.calls import START_S, Pending, Unresponsive, run
 from tqppo.queue.link.service import Link
+from tqppo.queue.meta import shorten
 from tqppo.queue.storage import Storage, StorageSpec
 
 log = logging.getLogger(__name__)
@@ -60,9 +61,20 @@ class Connection:
         async def remote(*args: object) -> object:
             self._check_open()
             deadline_s = self.spec.timeout_s if timeout_s is None else timeout_s
-            return await self.link.call(method.__name__, *args, timeout_s=deadline_s)
+            try:
+                return await self.link.call(method.__name__, *args, timeout_s=deadline_s)
+            except (DataLost, Unresponsive) as error:
+                raise type(error)(f"{error}. {self._asked(args)}") from error
 
         return remote
+
+    def _asked(self, args: Sequence[object]) -> str:
+        """The node of the index, and the rows that a call to it is about."""
+        place = f"It ran on node {self.link.node}" if isinstance(self.link, RayLink) else "It is in this process"
+        partition, keys = (*args, None, None)[:2]
+        if not isinstance(partition, str) or not isinstance(keys, tuple | list) or not keys:
+            return place
+        return f"{place}, and was asked about rows {shorten(keys)} of partition {partition!r}"
 
     @property
     def node(self) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,6 +36,13 @@ if TYPE_CHECKING:
 
 
 Callback = Callable[[int, Metrics], None]  # gets the number of a step and its metrics
+
+
+def leave(events: EventLog, message: str) -> None:
+    """End the process: Ray is gone, and a call into it does not return."""
+    events.write("error", message=message)
+    events.write("end", exit_code=ClusterLost.exit_code)
+    ray_health.leave(message)
 
 
 @dataclass
@@ -110,12 +119,6 @@ class Attempt:
             with suppress(OutOfSpace):  # the user knows; there may be room now that nothing partial is left
                 self.metrics.flush()
 
-    def _leave(self, message: str) -> None:
-        """End the process: Ray is gone, and a call into it does not return."""
-        self.events.write("error", message=message)
-        self.events.write("end", exit_code=ClusterLost.exit_code)
-        ray_health.leave(message)
-
     def _stopping(self, name: str) -> None:
         saving = "then saving" if self.config.checkpoint.save_on_exit else "without saving (checkpoint.save_on_exit)"
         what = f"finishing this step, {saving}" if self.is_training else "stopping before the first step"
@@ -128,7 +131,7 @@ class Attempt:
             hooks = Hooks(
                 while_starting=lambda: import_module("tqppo.run.build"),  # with torch and transformers: seconds
                 warn=self._warn,
-                on_stuck=self._leave,
+                on_stuck=partial(leave, self.events),
             )
             launcher = launcher_of(config, logs, stack, self.display.stage, hooks)
             stop.listen_again()

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tqppo.errors import DeadlineExceeded, PreflightError
 from tqppo.processes import ray_health
@@ -145,14 +145,15 @@ def _shut_down_after(started: Sequence[int]) -> Iterator[None]:
         ray_health.forget()
 
 
-def _services_of_cluster() -> list[ray_health.Service]:
+def _services_of_cluster() -> list[ray_health.RayService]:
     """The control service and this node's raylet, of a cluster that this process is connected to."""
     import ray
 
     host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
-    found: list[ray_health.Service] = [ray_health.RemoteService(SERVICES["gcs_server"], host.strip("[]"), int(port))]
+    found: list[ray_health.RayService] = [ray_health.RemoteService(SERVICES["gcs_server"], host.strip("[]"), int(port))]
     here = ray.get_runtime_context().get_node_id()
-    for node in ray.nodes():
+    nodes: Callable[[], list[dict[str, Any]]] = ray.nodes
+    for node in nodes():
         if node["NodeID"] == here:
             address, port = node["NodeManagerAddress"], node["NodeManagerPort"]
             found.append(ray_health.RemoteService(SERVICES["raylet"], address, port))
@@ -216,7 +217,7 @@ def _time_to_start(limit_s: float) -> Iterator[None]:
     """Let Ray look for its own node for so long: its limit of 30 s is a constant inside a function."""
     from ray._private import services
 
-    look = services.get_node
+    look: Callable[..., object] = services.get_node
 
     def patient(*arguments: object, **named: object) -> object:
         deadline = time.monotonic() + limit_s

@@ -141,6 +141,7 @@ class ProcessStarter:
             turn=Turn("rollout", self.turns),
             device_bytes=fake.memory_bytes if fake else 0,
         )
+        pool.report = self.report
         self.stack.callback(pool.close)
         pool.start(self.launcher, self.seating.seats["rollout"], self.report)
         return pool

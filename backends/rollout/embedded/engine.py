@@ -34,6 +34,11 @@ R = TypeVar("R")
 State = Literal["not started", "ready", "draining", "asleep", "closed"]
 
 
+async def is_done(work: asyncio.Task[None] | None, timeout_s: float) -> bool:
+    """Wait for the work under way, if any; false if it is not done within `timeout_s`."""
+    return work is None or bool((await asyncio.wait({work}, timeout=timeout_s))[0])
+
+
 class EmbeddedRollout:
     """See `tqppo.protocols.RolloutEngine`."""
 
@@ -150,7 +155,7 @@ class EmbeddedRollout:
     async def close(self) -> None:
         self._state = "closed"
         self._pending.fail("it was closed")
-        is_idle = await self._work_done(CLOSE_S)
+        is_idle = await is_done(self._work, CLOSE_S)
         if self._thread is not None:
             self._thread.shutdown(wait=is_idle)
         self._thread = self._decoder = self._scorer = self._weights = None
@@ -158,7 +163,7 @@ class EmbeddedRollout:
     async def _drain(self) -> None:
         """Stop admitting requests and wait until every row has finished."""
         self._state = "draining"
-        if not await self._work_done(self._spec.request_timeout_s):
+        if not await is_done(self._work, self._spec.request_timeout_s):
             self._resume()
             rows = 0 if self._decoder is None else self._decoder.num_rows
             raise EngineError(
@@ -167,10 +172,6 @@ class EmbeddedRollout:
             )
         if self._state != "draining":
             raise EngineError(f"{self._spec.name} is {self._state}")
-
-    async def _work_done(self, timeout_s: float) -> bool:
-        """Wait for the work under way; false if it is not done within `timeout_s`."""
-        return self._work is None or bool((await asyncio.wait({self._work}, timeout=timeout_s))[0])
 
     def _resume(self) -> None:
         if self._state != "closed":

@@ -255,3 +255,17 @@ def test_a_client_that_was_held_up_while_it_connected_tries_again(monkeypatch: p
 
 def test_without_a_server_calls_go_through_ray() -> None:
     assert wire.SocketClient(StorageSpec("absent", 1 << 20)).call("tag", (), 1.0, 0.0) is None
+
+
+def test_an_index_that_takes_no_more_callers_is_not_waited_for() -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as still, contextlib.ExitStack() as callers:
+        still.bind(wire._address(SPEC))
+        still.listen(0)
+        for _ in range(2):  # as many as the kernel takes for a process that does not accept
+            caller = callers.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            caller.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                caller.connect(wire._address(SPEC))
+        began = time.monotonic()
+        assert wire.SocketClient(SPEC).call("room", (), 20.0, 0.0) is None
+        assert time.monotonic() - began < 5

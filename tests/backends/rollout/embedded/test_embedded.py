@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
+import time
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
@@ -410,6 +411,27 @@ def test_weights_with_other_bits_than_were_published_are_named(tiny_model: Path,
             await engine.load_weights(WeightSource(str(flipped), 2, checksums=checksums))
 
     drive(tiny_model, work)
+
+
+def test_new_weights_wait_for_requests_no_longer_than_a_request_may_take(tiny_model: Path) -> None:
+    async def work(engine: Any) -> None:
+        advance = engine._decoder.advance
+
+        def slowly(tickets: Any) -> Any:
+            time.sleep(0.05)
+            return advance(tickets)
+
+        engine._decoder.advance = slowly
+        running = asyncio.ensure_future(all_of(engine, [Request([1], Sampling(max_new_tokens=200), 0, "long")]))
+        await asyncio.sleep(0.1)
+        with pytest.raises(EngineError, match=r"1 requests had not finished 0.3 s after new weights"):
+            await engine.load_weights(WeightSource(str(tiny_model), 5))
+        engine._decoder.advance = advance
+        (completion,) = await running
+        assert completion.weight_version == 0
+        assert (await engine.generate(Request([1], Sampling(max_new_tokens=2), 0, "next"))).weight_version == 0
+
+    drive(tiny_model, work, request_timeout_s=0.3)
 
 
 def test_requests_in_flight_finish_with_the_weights_they_began_with(tiny_model: Path, tmp_path: Path) -> None:

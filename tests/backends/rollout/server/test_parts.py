@@ -41,7 +41,7 @@ def test_an_update_waits_for_running_requests_and_holds_new_ones_back() -> None:
     events: list[str] = []
 
     async def request(gate: Any, name: str, seconds: float) -> None:
-        async with gate.passing():
+        async with gate.passing(5.0):
             await asyncio.sleep(seconds)
             events.append(name)
 
@@ -62,14 +62,28 @@ def test_an_update_waits_for_running_requests_and_holds_new_ones_back() -> None:
 def test_a_request_that_does_not_end_fails_the_update_and_opens_the_gate_again() -> None:
     async def whole() -> None:
         gate = server["gate"].Gate()
-        async with gate.passing():
+        async with gate.passing(5.0):
             with pytest.raises(EngineError, match="1 requests were still running"):
                 async with gate.closed(0.05):
                     pass
-        async with gate.passing():
+        async with gate.passing(5.0):
             pass
 
     asyncio.run(whole())
+
+
+def test_a_request_waits_for_a_weight_update_no_longer_than_its_deadline() -> None:
+    async def whole() -> None:
+        gate = server["gate"].Gate()
+        async with gate.closed(5.0):
+            for waiting, what in ((gate.passing(0.05), "a request"), (gate.closed(0.05), "a weight update")):
+                with pytest.raises(EngineError, match=f"{what} waited 0.05 s for a weight update to end"):
+                    async with waiting:
+                        pass
+        async with gate.passing(5.0):
+            pass
+
+    asyncio.run(asyncio.wait_for(whole(), 30))
 
 
 async def after(seconds: float, error: Exception | None = None) -> None:

@@ -117,6 +117,10 @@ def test_a_server_that_dies_idle_is_started_again_without_being_asked(tmp_path: 
         await kill_server(engine)
         await asyncio.sleep(0.05)
         assert (await engine.generate(request(5))).tokens[0] == 5
+        (incident,) = engine.take_incidents()
+        assert incident.process == "rollout-0"
+        assert incident.what.startswith("restart 1 of 2: rollout-0 ended with code")
+        assert engine.take_incidents() == []
 
     run(SmallEngine(spec(tmp_path)), work)
 
