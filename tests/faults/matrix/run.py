@@ -27,12 +27,13 @@ from tqppo.run.checkpoint import CheckpointStore
 STEPS = 3
 START_S, DEADLINE_S, CLEAN_S = 300.0, 120.0, 60.0
 SETTINGS = [
-    f"run.max_steps={STEPS}", "warm_start.steps=0", "model.hidden_size=16", "model.num_layers=1", "validation.interval=1",
-    "algorithm.kl_reward=k1", "algorithm.kl_reward_coef=0.01", "reward.function=reward.py:half",
+    f"run.max_steps={STEPS}", "warm_start.steps=0", "model.hidden_size=16", "model.num_layers=1",
+    "validation.interval=1", "algorithm.kl_reward=k1", "algorithm.kl_reward_coef=0.01", "reward.function=reward.py:half",
 ]  # fmt: skip
-REWARD = (
-    "def half(data_source, solution_str, ground_truth, extra_info=None):\n    return 0.5 + 0.01 * len(solution_str)\n"
-)
+REWARD = """
+def half(data_source, solution_str, ground_truth, extra_info=None):
+    return 0.5 + 0.01 * len(solution_str)
+"""
 BAD = re.compile(r"Traceback|probably a bug in tqppo")
 
 
