@@ -79,15 +79,17 @@ faults: $(STAMP)
 # The tested versions, their files checked against the hashes in requirements-locked.txt. For the platform that its first
 # line names; elsewhere `make env` installs the same versions without hashes. pip takes no hash for an editable install,
 # which therefore comes second and brings nothing with it.
-env-locked:
+env-locked: requirements-locked.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -qq --require-hashes --no-deps --requirement requirements-locked.txt
 	$(BIN)/python -m pip install -qq --no-deps --no-build-isolation --editable .
 	touch $(STAMP)
 
-# Writes requirements-locked.txt again, for this platform, after constraints.txt has changed.
-lock: $(STAMP)
-	$(BIN)/python tests/lock.py
+# Trusts the package index once, and writes down the hashes of what it offers for this platform.
+lock: requirements-locked.txt
+
+requirements-locked.txt: constraints.txt
+	$(PYTHON) tests/lock.py
 
 # Known vulnerabilities of the tested versions. Needs a package index that offers the data.
 AUDIT := $(VENV)-audit/bin
