@@ -7,6 +7,7 @@ import sys
 
 import psutil
 import pytest
+from e2e.runs import wait_until
 from faults.matrix.__main__ import line
 from faults.matrix.cells import WHEN, WHO, Cell, all_cells, inject, undo
 from faults.matrix.run import Outcome, run_cell
@@ -30,6 +31,7 @@ for line in sys.stdin:
 """
 
 
+@pytest.mark.timeout(60)
 def test_a_fault_reaches_a_process_that_runs() -> None:
     with subprocess.Popen([sys.executable, "-c", PATIENT], stdin=-1, stdout=-1, text=True) as process:
         assert process.stdin is not None
@@ -40,16 +42,19 @@ def test_a_fault_reaches_a_process_that_runs() -> None:
             print(file=process.stdin, flush=True)
             return str(process.stdout.readline().strip())  # type: ignore[union-attr]
 
-        assert answer() == "ok"
-        stop = Cell("actor", "update", "STOP")
-        inject(stop, seen)
-        assert seen.status() == psutil.STATUS_STOPPED
-        undo(stop, seen)
-        assert answer() == "ok"
-        inject(Cell("actor", "update", "few descriptors"), seen)
-        assert answer() == "24"  # EMFILE
-        inject(Cell("actor", "update", "KILL"), seen)
-        assert process.wait(timeout=20) == -9
+        try:
+            assert answer() == "ok"
+            stop = Cell("actor", "update", "STOP")
+            inject(stop, seen)
+            wait_until(lambda: seen.status() == psutil.STATUS_STOPPED, "the process to stop", timeout_s=20)
+            undo(stop, seen)
+            assert answer() == "ok"
+            inject(Cell("actor", "update", "few descriptors"), seen)
+            assert answer() == "24"  # EMFILE
+            inject(Cell("actor", "update", "KILL"), seen)
+            assert process.wait(timeout=20) == -9
+        finally:  # leaving the `with` waits for it
+            process.kill()
 
 
 def test_a_wrong_cell_shows_in_the_table() -> None:
