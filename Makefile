@@ -13,7 +13,7 @@ SIDE_BY_SIDE := --dist loadscope --no-loadscope-reorder --durations=10
 
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: quickstart env check test lint bench engines test-engines test-long completions
+.PHONY: quickstart env check test lint bench engines test-engines test-long completions fuzz soak faults env-locked lock audit
 
 quickstart: $(STAMP)
 	$(BIN)/tqppo train --preset quickstart
@@ -62,6 +62,40 @@ test-engines: $(STAMP)
 
 test-long: $(STAMP)
 	$(BIN)/python -m pytest -m "long or faults"
+
+# 10,000 damaged or hostile files of each kind through the functions that read them; about ten minutes.
+fuzz: $(STAMP)
+	PYTHONPATH=tests HF_HUB_OFFLINE=1 $(BIN)/python -m fuzz
+
+# Memory, descriptors, threads and shared memory of every process over STEPS steps; hours for the default.
+STEPS ?= 2000
+soak: $(STAMP)
+	PYTHONPATH=tests $(BIN)/python -m soak --steps $(STEPS)
+
+# Who is killed, stopped or starved × when: a run each, about a minute. FAULTS="--who actor" runs some of them.
+faults: $(STAMP)
+	PYTHONPATH=tests $(BIN)/python -m faults.matrix $(FAULTS)
+
+# The tested versions, their files checked against the hashes in requirements-locked.txt. For the platform that its first
+# line names; elsewhere `make env` installs the same versions without hashes. pip takes no hash for an editable install,
+# which therefore comes second and brings nothing with it.
+env-locked: requirements-locked.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -qq --require-hashes --no-deps --requirement requirements-locked.txt
+	$(BIN)/python -m pip install -qq --no-deps --no-build-isolation --editable .
+	touch $(STAMP)
+
+# Trusts the package index once, and writes down the hashes of what it offers for this platform.
+lock: requirements-locked.txt
+
+requirements-locked.txt: constraints.txt
+	$(PYTHON) tests/lock.py
+
+# Known vulnerabilities of the tested versions. Needs a package index that offers the data.
+AUDIT := $(VENV)-audit/bin
+audit:
+	test -x $(AUDIT)/pip-audit || { $(PYTHON) -m venv $(VENV)-audit && $(AUDIT)/python -m pip install -qq pip-audit; }
+	$(AUDIT)/pip-audit --disable-pip --no-deps --requirement constraints.txt
 
 completions: $(STAMP)
 	$(BIN)/tqppo --show-completion bash > completions/tqppo.bash

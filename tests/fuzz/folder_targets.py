@@ -18,7 +18,7 @@ from tqppo.config.plan.shapes import shape_of
 from tqppo.config.read.vocabulary import vocabulary_of
 from tqppo.doctor.tokenizers import load_tokenizer
 from tqppo.queue.client import Queue
-from tqppo.queue.snapshots import INDEX
+from tqppo.queue.saved import INDEX
 from tqppo.run.checkpoint import CONFIG, DRIVER, MANIFEST, CheckpointStore
 from tqppo.tiny.model import write_tiny_model
 from tqppo.weights.file import MODEL_FILE, MappedFile

@@ -28,7 +28,8 @@ from tqppo.metrics import files as metrics
 
 SMALLEST = [
     "model.hidden_size=16", "model.num_layers=1", "data.batch_size=2", "rollout.group_size=2",
-    "actor.mini_batch_size=2", "checkpoint.interval=50", "checkpoint.keep_last=1", "validation.num_prompts=2", "validation.interval=50",
+    "actor.mini_batch_size=2", "checkpoint.interval=50", "checkpoint.keep_last=1", "validation.num_prompts=2",
+    "validation.interval=50",
 ]  # fmt: skip
 CHAOS_EVERY_S = 5.0
 

@@ -37,6 +37,7 @@ from tqppo.run.processes import LOADING, START_TIMEOUT_S, ProcessStarter, make_t
 from tqppo.run.teachers import Announce, prepare_teachers
 from tqppo.tiny.prepare import make_tiny_model
 from tqppo.trainers.stages import Clock
+from tqppo.untrusted import loading
 from tqppo.weights import location
 from tqppo.workers.warm_start import warm_start
 
@@ -143,12 +144,11 @@ def warmed_model(config: Config, folder: Path, launcher: Launcher, seat: Seat) -
 
 def load_tokenizer(config: Config, paths: RunPaths) -> Any:
     try:
-        return AutoTokenizer.from_pretrained(paths.tokenizer, trust_remote_code=config.model.trust_remote_code)
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
+        with loading(f"the tokenizer of {paths.tokenizer!r}"):
+            return AutoTokenizer.from_pretrained(paths.tokenizer, trust_remote_code=config.model.trust_remote_code)
+    except PreflightError as error:
         raise PreflightError(
-            f"the tokenizer of {paths.tokenizer!r} cannot be loaded: {reason}\n"
-            "model.path is a folder in Hugging Face's layout, a hub name (which needs the network), or tiny"
+            f"{error}\nmodel.path is a folder in Hugging Face's layout, a hub name (which needs the network), or tiny"
         ) from None
 
 

@@ -46,9 +46,7 @@ def _written(path: Path) -> Path:
 
 def _read_again() -> None:
     """Have Ray in this process read mode and token again: it keeps those of the moment when it was imported."""
-    from ray._raylet import AuthenticationTokenLoader, Config
+    from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined] # it is compiled
 
-    initialize: object = Config.initialize
-    assert callable(initialize)
-    initialize("")
+    Config.initialize("")
     AuthenticationTokenLoader.instance().reset_cache()

@@ -139,3 +139,19 @@ def test_the_cache_is_where_hugging_face_keeps_it(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     assert cached_folder("a/b") == folder
     assert cached_folder("../b") is None
+
+
+def test_negative_sizes_and_more_dense_layers_than_layers_give_no_negative_model() -> None:
+    sizes = {
+        "hidden_size": 8,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "vocab_size": 10,
+        "intermediate_size": 8,
+    }
+    assert from_json(sizes | {"vocab_size": -10}) is None
+    mixed = from_json(sizes | {"num_experts": 4, "first_k_dense_replace": 9, "head_dim": -3})
+    assert mixed is not None
+    assert mixed.experts is not None
+    assert mixed.experts.dense_layers == 2
+    assert mixed.head_size == 4

@@ -16,9 +16,10 @@ from faults.matrix.run import DEADLINE_S, Outcome, run_cell
 
 HEADER = """# Faults
 
-Each line is a run of three steps with real processes, in which one process is hit once, in its second step. `make faults` runs
-them all and writes this page. A cell is right if the run ends within its deadline with its result, or with a message and an exit code that
-fits; if its last checkpoint can be read; and if no process, folder or shared memory is left behind.
+Each line is a run of three steps with real processes, in which one process is hit once, in its second step.
+`make faults` runs them all and writes this page. A cell is right if the run ends within its deadline with its result,
+or with a message and an exit code that fits; if its last checkpoint can be read; and if no process, folder or shared
+memory is left behind.
 
 | who | when | how | ends | after | what it says |
 |---|---|---|---|---|---|
@@ -34,9 +35,8 @@ def main() -> int:
     options.add_argument("--deadline", type=float, default=DEADLINE_S)
     chosen = options.parse_args()
     filters = {name: getattr(chosen, name) for name in ("who", "when", "how")}
-    cells = [
-        c for c in all_cells() if all(not wanted or getattr(c, name) in wanted for name, wanted in filters.items())
-    ]
+    wanted = {name: values for name, values in filters.items() if values}
+    cells = [cell for cell in all_cells() if all(getattr(cell, name) in wanted[name] for name in wanted)]
     if chosen.list:
         print("\n".join(map(str, cells)), f"\n{len(cells)} cells")
         return 0

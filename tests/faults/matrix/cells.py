@@ -22,7 +22,6 @@ TITLES = {
     "GCS": ("gcs_server",),
 }
 WHO = ("driver", *RANKS, *TITLES)
-WRITERS = {"full disk": ("driver", "actor", "critic"), "full /dev/shm": ("rollout worker", "actor", "storage")}
 HOLD_S = 5.0  # how long a driver is stopped: nobody ends a run because its terminal sleeps
 
 
@@ -46,9 +45,9 @@ class Cell:
 
 
 def all_cells() -> list[Cell]:
-    """Every cell that makes sense: kills and stops of everyone, and full or used-up resources of those who need them."""
+    """Kills and stops of everyone at every time, and full or used-up resources of the processes that need them."""
     cells = [Cell(who, when, how) for how, who, when in product(("KILL", "STOP"), WHO, WHEN)]
-    cells += [Cell(who, when, "full disk") for who in WRITERS["full disk"] for when in ("save",)]
+    cells += [Cell(who, "save", "full disk") for who in ("driver", "actor", "critic")]
     cells += [Cell("driver", "update", "full disk"), Cell("driver", "validation", "full disk")]
     cells += [Cell("rollout worker", "generation", "full /dev/shm"), Cell("actor", "publish", "full /dev/shm")]
     cells += [Cell(who, when, "few descriptors") for who in ("driver", "rollout worker", "actor") for when in WHEN]

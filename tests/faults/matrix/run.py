@@ -25,14 +25,16 @@ from tqppo.processes.reaper import LOCK
 from tqppo.run.checkpoint import CheckpointStore
 
 STEPS = 3
-START_S, DEADLINE_S, CLEAN_S = 300.0, 120.0, 60.0
+START_S, DEADLINE_S, CLEAN_S = 600.0, 120.0, 60.0
 SETTINGS = [
-    f"run.max_steps={STEPS}", "warm_start.steps=0", "model.hidden_size=16", "model.num_layers=1", "validation.interval=1",
-    "algorithm.kl_reward=k1", "algorithm.kl_reward_coef=0.01", "reward.function=reward.py:half",
+    f"run.max_steps={STEPS}", "warm_start.steps=0", "model.hidden_size=16", "model.num_layers=1",
+    "validation.interval=1", "algorithm.kl_reward=k1", "algorithm.kl_reward_coef=0.01",
+    "reward.function=reward.py:half",
 ]  # fmt: skip
-REWARD = (
-    "def half(data_source, solution_str, ground_truth, extra_info=None):\n    return 0.5 + 0.01 * len(solution_str)\n"
-)
+REWARD = """
+def half(data_source, solution_str, ground_truth, extra_info=None):
+    return 0.5 + 0.01 * len(solution_str)
+"""
 BAD = re.compile(r"Traceback|probably a bug in tqppo")
 
 
@@ -50,9 +52,10 @@ def run_cell(cell: Cell, *, deadline_s: float = DEADLINE_S) -> Outcome:
     process = _start(cell, folder)
     relatives: list[psutil.Process] = []
     try:
-        _until(lambda: (folder / "at.json").exists() or process.poll() is not None, START_S)
-        if process.poll() is not None:
-            return Outcome(cell, False, process.returncode, 0.0, "it ended before the fault: " + _end_of(folder))
+        is_there = _until(lambda: (folder / "at.json").exists() or process.poll() is not None, START_S)
+        if not is_there or process.poll() is not None:
+            why = "ended before the fault" if is_there else f"did not reach the fault within {START_S:.0f} s"
+            return Outcome(cell, False, process.poll(), 0.0, f"it {why}: {_end_of(folder)}")
         relatives = family(process)
         began, victim = time.monotonic(), _victim(cell, process, relatives, folder)
         inject(cell, victim)

@@ -86,6 +86,7 @@ def _experts(values: Mapping[str, object]) -> Experts | None:
     only_dense = values.get("mlp_only_layers")
     dense = _int(values, "first_k_dense_replace") + (len(only_dense) if isinstance(only_dense, list) else 0)
     every = _int(values, "decoder_sparse_step") or _int(values, "moe_layer_freq") or 1
+    dense = min(dense, layers)
     dense += (layers - dense) - (layers - dense) // every
     per_token = _int(values, "num_experts_per_tok") or _int(values, "experts_per_token") or 1
     return Experts(count, per_token, width, shared, dense)
@@ -99,7 +100,7 @@ def _latent(values: Mapping[str, object]) -> LatentAttention | None:
 
 def _int(values: Mapping[str, object], name: str) -> int:
     value = values.get(name)
-    return value if isinstance(value, int) else 0
+    return value if isinstance(value, int) and value > 0 else 0  # no size of a model is negative
 
 
 def tiny_shape(*, hidden: int, layers: int, heads: int, tied: bool) -> ModelShape:
