@@ -12,6 +12,7 @@ from tqppo.config import facts
 from tqppo.config.sections import Config
 from tqppo.devices.fake_gpus import fake_gpus
 from tqppo.processes.hosting import Launcher
+from tqppo.run.cluster import ray_cluster
 
 ShowStage = Callable[[str], AbstractContextManager[object]]  # shows the user what takes time
 
@@ -29,8 +30,6 @@ def launcher_of(config: Config, logs: Path, stack: ExitStack, stage: ShowStage) 
 
 
 def _ray(config: Config, logs: Path) -> AbstractContextManager[Launcher]:
-    from tqppo.run.cluster import ray_cluster
-
     fake = fake_gpus()
     return ray_cluster(
         config.cluster.address,
