@@ -52,6 +52,10 @@ class Echo:
         self.is_closed = True
 
 
+def doubled(value: int) -> int:
+    return 2 * value
+
+
 class Napper:
     async def close(self) -> None:
         await asyncio.sleep(30)
@@ -136,4 +140,4 @@ def test_closing_ends_every_process_also_one_that_does_not_close_in_time(launche
 
 
 def test_a_function_runs_in_a_process_of_its_own(launcher: Launcher) -> None:
-    assert launcher.run(HERE, divmod, 7, 2).result() == (3, 1)
+    assert launcher.run(HERE, doubled, 7).result() == 14

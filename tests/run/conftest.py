@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from run.rehearsal import Rehearsal, no_cluster
 
-from tqppo.run import attempt
+from tqppo.run import launch
 
 
 @pytest.fixture
@@ -16,5 +16,5 @@ def rehearsal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rehearsal:
     made = Rehearsal(tmp_path / "runs")
     for name, module in made.modules().items():
         monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr(attempt, "ray_cluster", no_cluster)
+    monkeypatch.setattr(launch, "ray_cluster", no_cluster)
     return made

@@ -18,7 +18,7 @@ from typing import Any
 from tqppo.config.compilation import Compilation
 from tqppo.config.compile import compile_config
 from tqppo.metrics import files as metrics
-from tqppo.run import attempt, start
+from tqppo.run import launch, start
 from tqppo.run.folder import RunFolder
 
 
@@ -102,7 +102,7 @@ class Rehearsal:
     def install(self) -> None:
         """Put the stand-ins into this process, for scripts; tests use the fixture `rehearsal`."""
         sys.modules.update(self.modules())
-        attempt.ray_cluster = no_cluster  # type: ignore[assignment]
+        launch.ray_cluster = no_cluster  # type: ignore[assignment]
 
     def train(self, name: str, *settings: str) -> int:
         return start.train(self.compiled(name, *settings))

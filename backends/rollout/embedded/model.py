@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -12,6 +14,7 @@ from . import attention
 
 ENGINE_ARGS = ("device",)  # what `engine_args` may hold
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_LOADING = threading.Lock()  # `transformers` changes torch for the whole process while it loads a model
 
 
 def load_model(spec: EngineSpec) -> PreTrainedModel:
@@ -24,12 +27,13 @@ def load_model(spec: EngineSpec) -> PreTrainedModel:
     # Most CPUs have no bf16 instructions and are several times slower with it, so a CPU decodes in fp32.
     default = torch.float32 if device.type == "cpu" else torch.bfloat16  # as the trainer computes
     try:
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            spec.model,
-            dtype=_DTYPES.get(spec.dtype, default),
-            attn_implementation=implementation if spec.attention == "auto" else spec.attention,
-            trust_remote_code=spec.trust_remote_code,
-        )
+        with _LOADING:
+            model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+                spec.model,
+                dtype=_DTYPES.get(spec.dtype, default),
+                attn_implementation=implementation if spec.attention == "auto" else spec.attention,
+                trust_remote_code=spec.trust_remote_code,
+            )
     except (OSError, ValueError, ImportError, RuntimeError) as error:
         raise EngineError(f"{spec.name} cannot load the model {spec.model!r}: {error}") from error
     _check_supported(model, spec)

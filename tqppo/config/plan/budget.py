@@ -162,7 +162,8 @@ def engine_shortage(config: Config, gpu_bytes: float) -> dict[str, tuple[float, 
 
 def _host(config: Config, roles: dict[str, PlannedRole]) -> Iterator[MemoryPart]:
     """The memory of one node. Processes are spread evenly; the driver's node has the driver too."""
-    yield MemoryPart("driver, index, estimator", DRIVER, "measured")
+    in_process = config.cluster.in_process
+    yield MemoryPart("the process" if in_process else "driver, index, estimator", DRIVER, "measured")
     for name, role in roles.items():
         on_gpu = config.distillation.gpus_per_node if name.startswith("teacher ") else config.cluster.gpus_per_node
         nodes = config.distillation.nodes if name.startswith("teacher ") else config.cluster.nodes
@@ -170,7 +171,8 @@ def _host(config: Config, roles: dict[str, PlannedRole]) -> Iterator[MemoryPart]
             continue  # a running server, or a node of the teachers' own pool
         count = -(-role.processes // nodes)
         each = INTERPRETER + _server(config, name)
-        yield MemoryPart(f"{name}: interpreters", count * each, f"{count} × {each / GIB:.2g} GiB")
+        if not in_process:
+            yield MemoryPart(f"{name}: interpreters", count * each, f"{count} × {each / GIB:.2g} GiB")
         if not on_gpu:
             yield MemoryPart(f"{name}: models", count * total(role.memory), f"{count} × its memory")
         elif config.cluster.colocate and len(roles) > 1:
