@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
@@ -22,6 +23,7 @@ from tqppo.processes.hosting import (
     results,
     settle,
 )
+from tqppo.processes.job import run_job
 from tqppo.processes.local import LocalLauncher
 from tqppo.processes.ray_launcher import RayLauncher
 
@@ -140,4 +142,4 @@ def test_closing_ends_every_process_also_one_that_does_not_close_in_time(launche
 
 
 def test_a_function_runs_in_a_process_of_its_own(launcher: Launcher) -> None:
-    assert launcher.run(HERE, doubled, 7).result() == 14
+    assert run_job(launcher, HERE, 60, "doubling", partial(doubled, 7)) == 14

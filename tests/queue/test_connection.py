@@ -8,7 +8,7 @@ from tqppo.errors import DataLost, QueueError
 from tqppo.queue.connection import Connection
 from tqppo.queue.index.index import Index
 from tqppo.queue.link.calls import Unresponsive, run
-from tqppo.queue.link.service import RayLink
+from tqppo.queue.link.ray_link import RayLink
 from tqppo.queue.storage import StorageSpec
 
 SPEC = StorageSpec("connectiontest", 1 << 20, token="secret")

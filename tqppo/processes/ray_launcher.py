@@ -77,7 +77,7 @@ class RayLauncher:
     def launch(self, how: Hosting, kind: Callable[P, A], /, *args: P.args, **named: P.kwargs) -> Process[A]:
         assert isinstance(kind, type), "an actor is an object of a class"
         options = {"max_concurrency": how.concurrency, "max_restarts": how.restarts, "max_task_retries": 0}
-        make = ray.remote(kind).options(**how.seat.options(), **options)
+        make: Any = ray.remote(kind).options(**how.seat.options(), **options)
         return RayProcess(make.remote(*args, **named))
 
     def watch(self, processes: Mapping[str, Process[Any]]) -> Watch:

@@ -69,8 +69,8 @@ class Connection:
         return remote
 
     def _asked(self, args: Sequence[object]) -> str:
-        """The node of the index, and the rows that a call to it is about."""
-        place = f"It ran on node {self.link.node}" if isinstance(self.link, RayLink) else "It is in this process"
+        """Where the index is, and the rows that a call to it is about."""
+        place = self.link.place
         partition, keys = (*args, None, None)[:2]
         if not isinstance(partition, str) or not isinstance(keys, tuple | list) or not keys:
             return place

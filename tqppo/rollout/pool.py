@@ -14,7 +14,7 @@ from tqppo.devices.turns import SharedEngines, Turn
 from tqppo.engines.capabilities import capabilities_of
 from tqppo.errors import EngineError
 from tqppo.metrics.events import ProcessReplaced, ReportEvent, unreported
-from tqppo.processes.hosting import Hosting, Launcher, Process, Watch, close_all, results
+from tqppo.processes.hosting import Call, Hosting, Launcher, Process, Watch, close_all, results
 from tqppo.protocols import WeightSource
 from tqppo.queue.client import Queue
 from tqppo.rollout.assignment import Assignment

@@ -224,13 +224,14 @@ def _bundles(group: PlacementGroup, count: int) -> list[Bundle]:
     import ray
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-    from tqppo.processes.ray_calls import results
+    from tqppo.processes.hosting import results
+    from tqppo.processes.ray_launcher import RayCall
 
     look = ray.remote(num_cpus=0, num_gpus=1)(_look)
     found = []
     for index in range(count):  # one after the other, so that one process serves all
         strategy = PlacementGroupSchedulingStrategy(group, index)
-        calls = [look.options(scheduling_strategy=strategy).remote()]
+        calls = [RayCall(look.options(scheduling_strategy=strategy).remote())]
         ((machine, cuda_index),) = results(calls, RESERVE_TIMEOUT_S, f"asking Ray for GPU {index} of its reservation")
         found.append(Bundle(strategy, machine, cuda_index))
     return sorted(found, key=lambda bundle: (len(bundle.cuda_index), bundle.cuda_index))  # 2 before 10

@@ -84,6 +84,10 @@ class RayLink:
             self._is_near = this_node() == self.node
         return self._is_near
 
+    @property
+    def place(self) -> str:
+        return f"It ran on node {self.node}"
+
     async def join(self, node: str, *, timeout_s: float) -> None:
         joining = self._handle().join.remote(node)  # not cancelled at the deadline: other processes may wait for it too
         joined: RayReply[None] = RayReply(joining, INDEX, timeout_s, self._heartbeats())

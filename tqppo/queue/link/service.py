@@ -96,6 +96,10 @@ async def _unless(disconnected: Disconnected | None, pending: Pending[Any]) -> A
 class Link(Protocol):
     """How a client reaches the service. `call` and `join` return awaitables that `calls.run` can drive."""
 
+    @property
+    def place(self) -> str:
+        """Where the service is, as a sentence of an error message."""
+
     def call(self, method: str, *args: Any, timeout_s: float) -> Awaitable[Any]: ...
     def ticket(self) -> str: ...
     def join(self, node: str, *, timeout_s: float) -> Awaitable[None]: ...
@@ -108,6 +112,10 @@ class LocalLink:
     def __init__(self, service: Service) -> None:
         self._service = service
         run(service.join("local"))
+
+    @property
+    def place(self) -> str:
+        return "It is in this process"
 
     def call(self, method: str, *args: Any, timeout_s: float) -> Awaitable[Any]:
         return self._service.call(method, args, timeout_s)
