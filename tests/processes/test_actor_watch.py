@@ -11,7 +11,8 @@ import ray
 from tqppo.errors import WorkerError
 from tqppo.processes import stillness
 from tqppo.processes.actor_watch import ActorWatch
-from tqppo.processes.ray_calls import results
+from tqppo.processes.hosting import results
+from tqppo.processes.ray_launcher import RayCall
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import test files
 pytestmark = pytest.mark.usefixtures("local_ray")
@@ -32,11 +33,11 @@ def test_a_stopped_actor_is_named_and_one_that_only_takes_long_is_waited_for(mon
     sleeper = Sleeper.remote()
     watch = ActorWatch({"critic rank 0": sleeper})
     pid = ray.get(sleeper.pid.remote())
-    assert results([sleeper.sleep.remote(12)], 60, "values", watch=watch) == [1]
+    assert results([RayCall(sleeper.sleep.remote(12))], 60, "values", watch=watch) == [1]
     os.kill(pid, signal.SIGSTOP)
     try:
         with pytest.raises(WorkerError, match=rf"values: critic rank 0 stands still: .*stopped.*process {pid} on node"):
-            results([sleeper.sleep.remote(1)], 60, "values", watch=watch)
+            results([RayCall(sleeper.sleep.remote(1))], 60, "values", watch=watch)
     finally:
         os.kill(pid, signal.SIGCONT)
         ray.kill(sleeper)

@@ -19,6 +19,7 @@ from tqppo.config.compile import compile_config
 from tqppo.errors import WorkerError
 from tqppo.metrics import files as metrics_files
 from tqppo.run.folder import RunFolder
+from tqppo.run.cluster import Hooks
 from tqppo.run.launch import launcher_of
 from tqppo.run.one_process import one_process
 from tqppo.workers.actor import Actor
@@ -123,7 +124,7 @@ def test_an_error_in_a_role_is_raised_with_its_place(runs: Runs, monkeypatch: py
 def test_only_a_config_that_asks_for_one_process_gets_it(tmp_path: Path) -> None:
     config = compile_config(None, [], ["cluster.in_process=true"], {}).draft
     with ExitStack() as stack:
-        launcher = launcher_of(config, tmp_path, stack, lambda text: nullcontext())
+        launcher = launcher_of(config, tmp_path, stack, lambda text: nullcontext(), Hooks())
         assert type(launcher).__name__ == "LocalLauncher"
     with one_process(1, tmp_path) as launcher:
         assert torch.get_num_threads() == 1

@@ -71,5 +71,5 @@ def test_a_folder_without_one_is_refused(tmp_path: Path) -> None:
     model.base_model.save_pretrained(tmp_path)
     with pytest.raises(PreflightError, match=r"no output layer among its weights: none of lm_head\.weight"):
         load_output_layer(str(tmp_path), torch.float32, CPU)
-    with pytest.raises(PreflightError, match="cannot be read"):
+    with pytest.raises(PreflightError, match="cannot be loaded"):
         load_output_layer(str(tmp_path / "nowhere"), torch.float32, CPU)

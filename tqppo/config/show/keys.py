@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 from functools import cache
+from inspect import cleandoc
 from pathlib import Path
 
 from tqppo import dataflow
@@ -84,7 +85,7 @@ def _fields(classes: dict[str, ast.ClassDef], name: str) -> list[tuple[str, ast.
     for statement, following in zip(node.body, [*node.body[1:], None], strict=True):
         if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
             is_doc = isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant)
-            doc = str(following.value.value) if is_doc else ""  # type: ignore[union-attr]
+            doc = cleandoc(str(following.value.value)) if is_doc else ""  # type: ignore[union-attr]
             fields.append((statement.target.id, statement.annotation, doc))
     return fields
 
