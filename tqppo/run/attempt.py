@@ -29,6 +29,7 @@ from tqppo.run.lock import RunLock
 from tqppo.run.loop import Loop, Schedule
 from tqppo.run.picture import EXAMPLE, subtitle
 from tqppo.run.signals import Aborted, StopRequest
+from tqppo.space import Digest
 
 if TYPE_CHECKING:
     from tqppo.run.live import LiveRun
@@ -235,9 +236,9 @@ class Attempt:
         except OutOfSpace as error:
             raise OutOfSpace(f"the metrics of the last steps were not written: {error}") from error
 
-    def _save_parts(self, run: LiveRun, folder: Path) -> None:
+    def _save_parts(self, run: LiveRun, folder: Path) -> dict[str, Digest]:
         self.metrics.sync()  # a checkpoint without the metrics up to its step would leave a gap
-        run.save(folder)
+        return run.save(folder)
 
     def _export(self, run: LiveRun) -> None:
         if not self.config.checkpoint.export:
