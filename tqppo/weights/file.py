@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-import numpy as np
 import torch
 from safetensors import safe_open
 from torch import Tensor
@@ -199,8 +198,14 @@ class Place:
         if not count:
             return torch.empty(0, *self.shape[1:], dtype=self.dtype)
         row_bytes = (self.end - self.begin) // max(1, self.shape[0])
-        content = np.fromfile(file, np.uint8, count * row_bytes, offset=self.begin + begin * row_bytes)
-        return torch.from_numpy(content).view(self.dtype).view(count, *self.shape[1:])
+        content = torch.empty(
+            count * row_bytes, dtype=torch.uint8
+        )  # torch's own memory: a worker at rest gives it back
+        with file.open("rb") as opened:
+            opened.seek(self.begin + begin * row_bytes)
+            if opened.readinto(memoryview(content.numpy())) != len(content):
+                raise ValueError(f"{file} is shorter than its header says")
+        return content.view(self.dtype).view(count, *self.shape[1:])
 
 
 @dataclass(frozen=True, slots=True)

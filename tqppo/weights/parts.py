@@ -1,7 +1,7 @@
 """Tensors in parts: each rank writes the rows that it holds into a file of its own; any number of ranks reads them.
 
-A single rank writes `model.safetensors`, the second of four `model-00002-of-00004.safetensors`. The header of a part says
-with which row of its tensor each stretch begins.
+A single rank writes `model.safetensors`, the second of four `model-00002-of-00004.safetensors`. The header of a part
+says with which row of its tensor each stretch begins.
 """
 
 from __future__ import annotations
