@@ -38,6 +38,34 @@ def test_settings_that_change_the_result_are_named_with_both_values(folder: RunF
     assert "actor.lr:" in str(refused.value)
 
 
+MEMORY_AND_PLACEMENT = [
+    ("actor.ranks", "2"),
+    ("actor.micro_batch_tokens", "512"),
+    ("actor.gradient_checkpointing", "true"),
+    ("rollout.replicas", "2"),
+]
+
+
+@pytest.mark.parametrize(("key", "value"), MEMORY_AND_PLACEMENT)
+def test_memory_and_placement_may_change_with_a_note_that_the_bits_may_too(
+    folder: RunFolder, key: str, value: str
+) -> None:
+    changes = [f"{key}={value}"]
+    start.resumed_config(folder, changes)
+    (note,) = start.rounding(folder, changes)
+    assert note.startswith(f"{key}: ")
+    assert f"→ {value.title() if value == 'true' else value}." in note
+    assert "up to rounding, and no longer to the bit" in note
+
+
+def test_what_changes_no_result_needs_no_note(folder: RunFolder) -> None:
+    assert start.rounding(folder, ["cluster.cpus_per_worker=0.5", "run.max_steps=900"]) == []
+
+
+def test_a_fork_with_other_memory_settings_goes_on_with_the_run(folder: RunFolder) -> None:
+    assert start.changed_results(folder, ["actor.ranks=2", "actor.lr=0.5"]) == ["  actor.lr: 0.001 → 0.5"]
+
+
 def test_a_fork_has_everything_that_a_resume_needs(folder: RunFolder) -> None:
     folder.model.mkdir()
     (folder.model / "config.json").write_text("{}")

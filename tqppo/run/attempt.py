@@ -48,6 +48,7 @@ class Attempt:
     lock: RunLock
     verbosity: int
     callbacks: Sequence[Callback] = ()
+    notes: Sequence[str] = ()  # what a resume tells the user
 
     def __post_init__(self) -> None:
         self.start = self.checkpoint.step if self.checkpoint else 0
@@ -163,7 +164,7 @@ class Attempt:
 
     def _recall(self) -> None:
         """Take the run's history in, once everything has started: a start that fails changes no file of it."""
-        for message in self.go_back():
+        for message in [*self.notes, *self.go_back()]:
             self._warn(message)
         if self.folder.metrics.exists():
             self.display.recall(metrics_files.read(self.folder.metrics))
