@@ -22,7 +22,7 @@ TESTS = RANKS.parents[2]
 def test_state_goes_from_1_to_2_to_4_ranks_and_back_to_the_bit(tiny_model: Path, tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(TESTS)}
     command = [sys.executable, str(RANKS), str(tiny_model), str(tmp_path)]
-    ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=300, env=environment, check=False)
+    ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=600, env=environment, check=False)
     assert ended.returncode == 0, ended.stderr
     for kind in ("model", "optimizer"):
         first = all_parts(tmp_path / "0", kind)
