@@ -20,6 +20,8 @@ from typing import Any
 import pytest
 
 from tqppo.errors import OutOfSpace
+from tqppo.run.checkpoint import SaveParts
+from tqppo.space import Digest
 
 MIB = 1 << 20
 WRITERS: dict[str, Callable[[Path, Path], object]] = {}
@@ -177,9 +179,10 @@ def checkpoint(disk: Path, big: Path) -> None:
     assert names(store.folder) == ["latest", "step_000003"]
 
 
-def model_of(num_bytes: int) -> Callable[[Path], None]:
-    def save(folder: Path) -> None:
+def model_of(num_bytes: int) -> SaveParts:
+    def save(folder: Path) -> dict[str, Digest]:
         (folder / "model").write_bytes(bytes(num_bytes))
+        return {}
 
     return save
 
@@ -196,14 +199,15 @@ def learner(disk: Path, big: Path) -> None:
     class Learner:
         ranks = Ranks(0, 1)
 
-        def save(self, folder: str) -> None:
-            file.write(Path(folder) / "model.safetensors", [file.Entry.of("w", torch.ones(MIB))])
+        def save(self, folder: str) -> dict[str, Digest]:
+            digest = file.write_hashed(Path(folder) / "model.safetensors", [file.Entry.of("w", torch.ones(MIB))], {})
             file.write_beside(Path(folder) / "state.json", b"{}")
+            return {"model.safetensors": digest}
 
     rank: Any = Learner()
-    assert f"{disk} has no room for 41" in save_learner(rank, str(disk))
+    assert f"{disk} has no room for 41" in save_learner(rank, str(disk)).problem
     fill(disk)
-    assert f"{disk} has no room for" in save_learner(rank, str(disk))
+    assert f"{disk} has no room for" in save_learner(rank, str(disk)).problem
 
 
 @writer
@@ -391,7 +395,7 @@ def names_of_files(disk: Path, big: Path) -> None:
         lambda: space.allocate(disk / "weights", 10),
         lambda: space.write_whole(disk / "config", b"x"),
         lambda: MetricsLog(disk / "metrics.jsonl").write(1, {}),
-        lambda: CheckpointStore(disk / "checkpoints").write(1, lambda folder: None, {}),
+        lambda: CheckpointStore(disk / "checkpoints").write(1, lambda folder: {}, {}),
         lambda: new_run(disk / "runs", "mine", preset="", model=""),
         lambda: RunLock(disk).__enter__(),
     ]

@@ -6,17 +6,42 @@ A page that cannot be allocated while a mapped file is written kills the process
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from tqppo.errors import OutOfSpace
 
 SHARED_MEMORY = Path("/dev/shm")
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@dataclass(frozen=True, slots=True)
+class Digest:
+    """What a file holds: its size and the SHA-256 of its bytes."""
+
+    num_bytes: int
+    sha256: str
+
+    @classmethod
+    def of(cls, path: Path) -> Digest:
+        sha256 = hashlib.sha256()
+        with path.open("rb") as file:
+            while chunk := file.read(1 << 20):
+                sha256.update(chunk)
+        return cls(path.stat().st_size, sha256.hexdigest())
+
+    @classmethod
+    def of_bytes(cls, data: bytes) -> Digest:
+        return cls(len(data), hashlib.sha256(data).hexdigest())
+
+    def as_json(self) -> dict[str, int | str]:
+        return {"bytes": self.num_bytes, "sha256": self.sha256}
 
 
 def allocate(path: Path, num_bytes: int, *, is_private: bool = False) -> None:

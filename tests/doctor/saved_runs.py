@@ -10,6 +10,7 @@ from tqppo.config.compile import compile_config
 from tqppo.config.show.export import resolved_toml
 from tqppo.run.checkpoint import CheckpointStore
 from tqppo.run.folder import RunFolder
+from tqppo.space import Digest
 from tqppo.tiny.model import write_tiny_model
 from tqppo.weights import file as tensorfile
 from tqppo.workers.compute.model import add_lora, load_policy
@@ -24,7 +25,7 @@ def make_run(runs: Path, name: str = "mine", *settings: str, shift: float = 0.0,
     run.config.write_text(resolved_toml(compile_config("quickstart", [], own, {}).draft))
     write_tiny_model(run.model)
 
-    def save(folder: Path) -> None:
+    def save(folder: Path) -> dict[str, Digest]:
         spec = ModelSpec(path=str(run.model), lora_rank=lora_rank)
         model = load_policy(spec, torch.device("cpu"))
         if lora_rank:
@@ -33,6 +34,7 @@ def make_run(runs: Path, name: str = "mine", *settings: str, shift: float = 0.0,
         entries = [tensorfile.Entry.of(key, (value + shift).detach()) for key, value in learning.items()]
         (folder / "actor").mkdir()
         tensorfile.write(folder / "actor" / "model.safetensors", entries)
+        return {}
 
     CheckpointStore(run.checkpoints, run_files=run.files_of_resume).write(3, save, {})
     run.metrics.write_text('{"step": 3}\n')

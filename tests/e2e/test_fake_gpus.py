@@ -53,7 +53,26 @@ def test_a_fake_gpu_that_is_too_small_ends_the_run_with_the_sum(cli: Cli, monkey
     assert "Traceback" not in said
 
 
+def parts(cli: Cli, name: str, step: int) -> int:
+    """How many ranks saved the actor."""
+    return len(list((cli.runs / name / "checkpoints" / f"step_{step:06d}" / "actor").glob("model*.safetensors")))
+
+
 @pytest.mark.long
+def test_a_run_on_two_fake_gpus_goes_on_with_one(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(COUNT, "2")
+    cli.train("mine", "grpo", *TWO)
+    assert parts(cli, "mine", 2) == 2
+    monkeypatch.setenv(COUNT, "1")
+    fewer = settings(["cluster.gpus_per_node=1", "actor.ranks=1", "rollout.replicas=1", "reference.ranks=1"])
+    said = cli.run("resume", "--checkpoint", "mine", "--max-steps", "3", *fewer)
+    assert "actor.ranks: 2 → 1" in " ".join(said.split())
+    assert steps(cli, "mine") == [0, 1, 2, 3]
+    assert parts(cli, "mine", 3) == 1
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("preset", ["grpo-7b", "ppo-7b"])
 def test_the_preset_for_eight_gpus_trains_to_its_end_on_fake_ones(
     cli: Cli, preset: str, monkeypatch: pytest.MonkeyPatch
@@ -62,3 +81,11 @@ def test_the_preset_for_eight_gpus_trains_to_its_end_on_fake_ones(
     critic = ["critic.mini_batch_size=8"] if preset == "ppo-7b" else []
     cli.run("train", "--preset", preset, "--name", "mine", *settings([*TINY, *critic]), timeout_s=850)
     assert steps(cli, "mine")[-1] == 2
+    assert parts(cli, "mine", 2) == 8
+    monkeypatch.setenv(COUNT, "4")
+    roles = ["actor.ranks", "critic.ranks" if preset == "ppo-7b" else "reference.ranks", "rollout.replicas"]
+    fewer = settings([f"{key}=4" for key in (*roles, "cluster.gpus_per_node")])
+    said = cli.run("resume", "--checkpoint", "mine", "--max-steps", "3", *fewer, timeout_s=850)
+    assert "up to rounding, and no longer to the bit" in " ".join(said.split())
+    assert steps(cli, "mine")[-1] == 3
+    assert parts(cli, "mine", 3) == 4

@@ -20,6 +20,7 @@ from tqppo.config.compile import compile_config
 from tqppo.metrics import files as metrics
 from tqppo.run import launch, start
 from tqppo.run.folder import RunFolder
+from tqppo.space import Digest
 
 
 @dataclass
@@ -43,11 +44,12 @@ class StandIn:
         self.weight = (self.weight * 31 + step) % 1_000_003
         return {"weight": float(self.weight)}
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path) -> dict[str, Digest]:
         (folder / "actor").mkdir()
         (folder / "actor" / "model").write_text("weights of ")
         self.happens(f"save {folder.name.split('-')[1]}")
         (folder / "actor" / "model").write_text(f"weights of {self.weight}")
+        return {}
 
     def load(self, folder: Path, driver_state: dict[str, Any], step: int) -> None:
         self.happens("load")

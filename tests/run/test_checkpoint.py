@@ -15,11 +15,15 @@ import pytest
 
 from tqppo.errors import CheckpointError, LockLost, OutOfSpace
 from tqppo.run.checkpoint import Checkpoint, CheckpointStore, find_run, open_checkpoint
+from tqppo.space import Digest
+
+WEIGHTS = b"weights" * 1000
 
 
-def save_some_weights(folder: Path) -> None:
+def save_some_weights(folder: Path) -> dict[str, Digest]:
     (folder / "actor").mkdir()
-    (folder / "actor" / "model.safetensors").write_bytes(b"weights" * 1000)
+    (folder / "actor" / "model.safetensors").write_bytes(WEIGHTS)
+    return {"actor/model.safetensors": Digest.of_bytes(WEIGHTS)}
 
 
 def a_store(tmp_path: Path, **options: int) -> CheckpointStore:
@@ -93,6 +97,39 @@ def test_a_manifest_that_says_something_else_is_refused(tmp_path: Path, changes:
     edited(folder, **changes)
     with pytest.raises(CheckpointError, match=re.escape(named)):
         open_checkpoint(folder)
+
+
+def test_what_a_rank_has_hashed_is_not_read_again(tmp_path: Path) -> None:
+    def save(folder: Path) -> dict[str, Digest]:
+        save_some_weights(folder)
+        return {"actor/model.safetensors": Digest(len(WEIGHTS), "as the rank says")}
+
+    folder = a_store(tmp_path).write(3, save, {})
+    assert json.loads((folder / "MANIFEST.json").read_text())["files"]["actor/model.safetensors"] == {
+        "bytes": len(WEIGHTS),
+        "sha256": "as the rank says",
+    }
+
+
+@pytest.mark.parametrize("spoil", [Path.unlink, lambda path: path.write_bytes(b"half")])
+def test_without_the_part_of_every_rank_there_is_no_checkpoint(tmp_path: Path, spoil) -> None:
+    def save(folder: Path) -> dict[str, Digest]:
+        written = save_some_weights(folder)
+        spoil(folder / "actor" / "model.safetensors")
+        return written
+
+    store = a_store(tmp_path)
+    store.write(3, save_some_weights, {})
+    with pytest.raises(CheckpointError, match=r"run\.dir must be a folder that all nodes of the cluster share"):
+        store.write(6, save, {})
+    assert store.steps() == [3]
+    assert not list(store.folder.glob(".partial*"))
+
+
+def test_a_checkpoint_of_the_format_before_parts_is_read(tmp_path: Path) -> None:
+    store = a_store(tmp_path)
+    edited(store.write(3, save_some_weights, {}), format=2)
+    assert store.newest().step == 3
 
 
 @pytest.mark.parametrize("name", ["../../config.resolved.toml", "/etc/passwd", "actor/../../../x"])
@@ -184,7 +221,7 @@ def test_a_disk_that_fills_up_during_a_save_is_named_and_costs_nothing(tmp_path:
     store = a_store(tmp_path)
     store.write(3, save_some_weights, {})
 
-    def fills_up(folder: Path) -> None:
+    def fills_up(folder: Path) -> dict[str, Digest]:
         save_some_weights(folder)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -237,7 +274,7 @@ def test_a_failed_save_leaves_the_one_before_and_is_cleaned_up(tmp_path: Path) -
     store = a_store(tmp_path)
     store.write(3, save_some_weights, {})
 
-    def fails(folder: Path) -> None:
+    def fails(folder: Path) -> dict[str, Digest]:
         save_some_weights(folder)
         raise OSError("disk full")
 
@@ -271,6 +308,7 @@ store = CheckpointStore(Path(sys.argv[1]), keep_last=3)
 def save(folder):
     for name in "abcdefgh":
         (folder / name).write_bytes(name.encode() * 200_000)
+    return {}
 step = 0
 while True:
     step += 1
@@ -327,7 +365,7 @@ def test_a_kill_while_later_checkpoints_are_hidden_leaves_no_gap(
 ) -> None:
     store = CheckpointStore(tmp_path / "checkpoints", keep_last=9)
     for step in (1, 2, 3):
-        store.write(step, lambda path: None, {})
+        store.write(step, lambda path: {}, {})
     rename = Path.rename
 
     def killed_after_one(path: Path, to: Path) -> Path:
@@ -340,7 +378,7 @@ def test_a_kill_while_later_checkpoints_are_hidden_leaves_no_gap(
         with pytest.raises(KeyboardInterrupt):
             store.set_later_aside(1)
     assert store.newest().step == 2
-    store.write(3, lambda path: None, {})
+    store.write(3, lambda path: {}, {})
     assert not list(store.folder.glob(".later-*"))
 
 
@@ -387,13 +425,13 @@ def test_a_process_that_lost_the_run_adds_and_removes_no_checkpoint(tmp_path: Pa
     def is_lost() -> None:
         raise LockLost("taken over")
 
-    def save_until_it_is_lost(folder: Path) -> None:
-        save_some_weights(folder)
+    def save_until_it_is_lost(folder: Path) -> dict[str, Digest]:
         store.check = is_lost
+        return save_some_weights(folder)
 
     other = store.folder / ".partial-step_000009-ab"  # the save of the process that took the run over
 
-    def fail_once_it_is_lost(folder: Path) -> None:
+    def fail_once_it_is_lost(folder: Path) -> dict[str, Digest]:
         save_until_it_is_lost(folder)
         other.mkdir()
         raise OSError(errno.EIO, "the disk failed")
@@ -414,9 +452,9 @@ def test_a_reader_of_an_old_checkpoint_finds_it_whole_or_not_at_all(tmp_path: Pa
     going = store.folder / ".partial-step_000003-0000"
     seen = []
 
-    def save(folder: Path) -> None:
+    def save(folder: Path) -> dict[str, Digest]:
         seen.append(going.exists())
-        save_some_weights(folder)
+        return save_some_weights(folder)
 
     old.rename(going)  # as far as the killed process came
     store.write(6, save, {})

@@ -15,7 +15,8 @@ from tqppo.errors import CheckpointError, OutOfSpace
 from tqppo.protocols import Sampling
 from tqppo.queue.client import Queue
 from tqppo.rollout.assignment import Assignment
-from tqppo.run.live import LiveRun, Validator, save_learner, timings
+from tqppo.run.live import LiveRun, SavedPart, Validator, save_learner, timings
+from tqppo.space import Digest
 from tqppo.trainers.stages import Clock
 from tqppo.weights import file as tensorfile
 from tqppo.weights.file import Entry
@@ -75,22 +76,23 @@ class SavedLearner:
 
     ranks = Ranks(0, 1)
 
-    def save(self, folder: str) -> None:
+    def save(self, folder: str) -> dict[str, Digest]:
         Path(folder).mkdir()
-        tensorfile.write(Path(folder) / "model.safetensors", [Entry.of("w", torch.ones(1000))])
+        file = Path(folder) / "model.safetensors"
+        return {file.name: tensorfile.write_hashed(file, [Entry.of("w", torch.ones(1000))], {})}
 
 
 class Elsewhere:
-    """A role whose worker says what it finds when it is to save."""
+    """A role of two ranks, the second of which says what it finds when it is to save."""
 
     def __init__(self, says: str = "") -> None:
         self.says, self.folders = says, list[Path]()
 
-    def call(self, method: Any, folder: str) -> str:
+    def call_each(self, method: Any, folder: str) -> list[SavedPart]:
         assert method is save_learner
         assert Path(folder).is_dir(), "the driver makes it: a worker that finds no room for it would end"
         self.folders.append(Path(folder))
-        return self.says
+        return [SavedPart({"part-1": Digest(1, "a")}), SavedPart({"part-2": Digest(2, "b")}, self.says)]
 
 
 def live(actor: Any, critic: Any) -> LiveRun:
@@ -107,16 +109,20 @@ def test_a_role_that_finds_no_room_ends_the_save_and_not_the_run(tmp_path: Path)
     assert [path.name for path in actor.folders + critic.folders] == ["actor", "critic"]
     assert not (tmp_path / "one" / "queue").exists()
     critic.says = ""
-    run.save(tmp_path / "two")
+    written = run.save(tmp_path / "two")
+    assert written == {
+        f"{role}/part-{n}": Digest(n, sha) for role in ("actor", "critic") for n, sha in ((1, "a"), (2, "b"))
+    }
     assert (tmp_path / "two" / "queue" / "queue.json").is_file()
     run.queue.close()
 
 
 def test_a_save_without_room_is_said_and_not_raised_so_that_the_worker_lives_on(tmp_path: Path) -> None:
     learner: Any = SavedLearner()
-    assert save_learner(learner, str(tmp_path / "first")) == ""
+    saved = save_learner(learner, str(tmp_path / "first"))
+    assert saved == SavedPart({"model.safetensors": Digest.of(tmp_path / "first" / "model.safetensors")})
     with files_of_at_most(100):
-        assert f"{tmp_path / 'second'} has no room for" in save_learner(learner, str(tmp_path / "second"))
+        assert f"{tmp_path / 'second'} has no room for" in save_learner(learner, str(tmp_path / "second")).problem
 
 
 class Resting:

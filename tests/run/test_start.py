@@ -38,12 +38,40 @@ def test_settings_that_change_the_result_are_named_with_both_values(folder: RunF
     assert "actor.lr:" in str(refused.value)
 
 
+MEMORY_AND_PLACEMENT = [
+    ("actor.ranks", "2"),
+    ("actor.micro_batch_tokens", "512"),
+    ("actor.gradient_checkpointing", "true"),
+    ("rollout.replicas", "2"),
+]
+
+
+@pytest.mark.parametrize(("key", "value"), MEMORY_AND_PLACEMENT)
+def test_memory_and_placement_may_change_with_a_note_that_the_bits_may_too(
+    folder: RunFolder, key: str, value: str
+) -> None:
+    changes = [f"{key}={value}"]
+    start.resumed_config(folder, changes)
+    (note,) = start.rounding(folder, changes)
+    assert note.startswith(f"{key}: ")
+    assert f"→ {value.title() if value == 'true' else value}." in note
+    assert "up to rounding, and no longer to the bit" in note
+
+
+def test_what_changes_no_result_needs_no_note(folder: RunFolder) -> None:
+    assert start.rounding(folder, ["cluster.cpus_per_worker=0.5", "run.max_steps=900"]) == []
+
+
+def test_a_fork_with_other_memory_settings_goes_on_with_the_run(folder: RunFolder) -> None:
+    assert start.changed_results(folder, ["actor.ranks=2", "actor.lr=0.5"]) == ["  actor.lr: 0.001 → 0.5"]
+
+
 def test_a_fork_has_everything_that_a_resume_needs(folder: RunFolder) -> None:
     folder.model.mkdir()
     (folder.model / "config.json").write_text("{}")
     folder.metrics.write_text('{"step": 3}\n')
     store = CheckpointStore(folder.checkpoints, run_files=folder.files_of_resume)
-    store.write(3, lambda path: None, {"cursor": 1})
+    store.write(3, lambda path: {}, {"cursor": 1})
     fork = new_run(folder.path.parent, "other", preset="", model="")
     copied = start.copy_run(folder, fork, store.newest())
     assert (copied.step, copied.folder.parent) == (3, fork.checkpoints.resolve())
@@ -54,7 +82,7 @@ def test_a_fork_has_everything_that_a_resume_needs(folder: RunFolder) -> None:
 
 def test_a_fork_that_cannot_be_copied_whole_leaves_nothing(folder: RunFolder) -> None:
     store = CheckpointStore(folder.checkpoints, run_files=folder.files_of_resume)
-    store.write(3, lambda path: None, {"cursor": 1})
+    store.write(3, lambda path: {}, {"cursor": 1})
     found = store.newest()
     folder.config.write_text("")  # after the check: the copy is not what the manifest lists
     fork = new_run(folder.path.parent, "other", preset="", model="")
@@ -68,7 +96,7 @@ def test_starting_over_is_advised_unless_the_config_itself_is_damaged(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch, damaged: str, is_advised: bool
 ) -> None:
     monkeypatch.setenv("TQPPO__RUN__DIR", str(folder.path.parent))
-    CheckpointStore(folder.checkpoints, run_files=folder.files_of_resume).write(3, lambda path: None, {})
+    CheckpointStore(folder.checkpoints, run_files=folder.files_of_resume).write(3, lambda path: {}, {})
     next(folder.path.rglob(damaged)).write_text("")
     with pytest.raises(CheckpointError, match=f"{damaged} is corrupt") as refused:
         start.resume("mine", [])
@@ -80,7 +108,7 @@ def test_starting_over_is_advised_unless_the_config_itself_is_damaged(
     [
         (
             {"format": 99},
-            "step_000003 has checkpoint format 99, and this tqppo reads format 2: resume with",
+            "step_000003 has checkpoint format 99, and this tqppo reads format 3: resume with",
         ),
         ({"files": {}}, "step_000003/MANIFEST.json is corrupt: it does not list driver.json"),
         ({"step": 2}, "step_000003/MANIFEST.json is corrupt: it says step 2"),
@@ -93,7 +121,7 @@ def test_a_manifest_that_cannot_be_believed_ends_with_5_names_the_file_and_chang
     folder: RunFolder, changes: dict[str, object], named: str
 ) -> None:
     store = CheckpointStore(folder.checkpoints, run_files=folder.files_of_resume)
-    step = store.write(3, lambda path: None, {})
+    step = store.write(3, lambda path: {}, {})
     folder.metrics.write_text('{"step": 3}\n{"step": 4}\n')
     manifest = step / "MANIFEST.json"
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), **changes}))
@@ -110,7 +138,7 @@ def test_a_manifest_that_cannot_be_believed_ends_with_5_names_the_file_and_chang
 
 def test_a_fork_that_is_interrupted_leaves_nothing(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     store = CheckpointStore(folder.checkpoints, run_files=folder.files_of_resume)
-    store.write(3, lambda path: None, {})
+    store.write(3, lambda path: {}, {})
 
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
@@ -125,7 +153,7 @@ def test_a_second_resume_is_refused_before_it_reads_or_writes_anything(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TQPPO__RUN__DIR", str(folder.path.parent))
-    step = CheckpointStore(folder.checkpoints, run_files=folder.files_of_resume).write(3, lambda path: None, {})
+    step = CheckpointStore(folder.checkpoints, run_files=folder.files_of_resume).write(3, lambda path: {}, {})
     for path in ("mine", str(step), str(folder.checkpoints / "latest")):
         with RunLock(folder.path), pytest.raises(PreflightError, match="is in use by process"):
             start.resume(path, [])
@@ -139,7 +167,7 @@ def test_a_fork_does_not_replace_a_run_that_trained_under_its_name_meanwhile(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another process makes the same fork, trains and ends, before this one has the lock."""
-    CheckpointStore(folder.checkpoints, run_files=folder.files_of_resume).write(3, lambda path: None, {})
+    CheckpointStore(folder.checkpoints, run_files=folder.files_of_resume).write(3, lambda path: {}, {})
     other = RunFolder(folder.path.parent / "other")
 
     def another_was_faster(path: Path) -> RunLock:
@@ -156,6 +184,6 @@ def test_a_fork_does_not_replace_a_run_that_trained_under_its_name_meanwhile(
 
 @pytest.mark.parametrize("name", ["../../elsewhere", "\x1b[2J", "a/b"])
 def test_a_fork_stays_among_the_runs(folder: RunFolder, name: str) -> None:
-    CheckpointStore(folder.checkpoints, run_files=folder.files_of_resume).write(3, lambda path: None, {})
+    CheckpointStore(folder.checkpoints, run_files=folder.files_of_resume).write(3, lambda path: {}, {})
     with pytest.raises(UsageError, match="cannot be the name of a run"):
         start.resume(str(folder.path), [], fork=name)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from saved_parts import all_parts
 from trainers.batches import Bench, RandomRow, Variant, random_rows
 
 from tqppo.dataflow import Features
@@ -107,6 +107,6 @@ def test_ranks_padding_and_token_budgets_change_neither_metrics_nor_gradients(
                 expected, rel=1e-4, abs=1e-5
             )
             for role in ROLES:
-                moments = [load_file(tmp_path / name / role / "optimizer.safetensors") for name in ("one", "many")]
+                moments = [all_parts(tmp_path / name / role, "optimizer") for name in ("one", "many")]
                 for name, moment in moments[0].items():
                     torch.testing.assert_close(moments[1][name], moment, rtol=1e-3, atol=1e-6)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from saved_parts import all_parts
 from workers import students_on_ranks
 from workers.conftest import rows_of
 from workers.taught import CASES, Class
@@ -46,7 +46,7 @@ def compare(folder: Path, size: int, cases: list[str]) -> None:
         one, several = (json.loads((folder / f"{n}-{case}.json").read_text()) for n in (1, size))
         relative, absolute = (1e-5, 1e-6) if case.endswith("float32") else (0.1, 0.02)
         assert several == pytest.approx(one, rel=relative, abs=absolute), case
-        states = [load_file(folder / f"{n}-{case}" / "optimizer.safetensors") for n in (1, size)]
+        states = [all_parts(folder / f"{n}-{case}", "optimizer") for n in (1, size)]
         assert states[0].keys() == states[1].keys()
         for name, value in states[0].items():
             torch.testing.assert_close(states[1][name], value, atol=absolute, rtol=10 * relative)

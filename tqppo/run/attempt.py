@@ -30,6 +30,7 @@ from tqppo.run.lock import RunLock
 from tqppo.run.loop import Loop, Schedule
 from tqppo.run.picture import EXAMPLE, subtitle
 from tqppo.run.signals import Aborted, StopRequest
+from tqppo.space import Digest
 
 if TYPE_CHECKING:
     from tqppo.run.live import LiveRun
@@ -55,6 +56,7 @@ class Attempt:
     lock: RunLock
     verbosity: int
     callbacks: Sequence[Callback] = ()
+    notes: Sequence[str] = ()  # what a resume tells the user
 
     def __post_init__(self) -> None:
         self.start = self.checkpoint.step if self.checkpoint else 0
@@ -166,7 +168,7 @@ class Attempt:
 
     def _recall(self) -> None:
         """Take the run's history in, once everything has started: a start that fails changes no file of it."""
-        for message in self.go_back():
+        for message in [*self.notes, *self.go_back()]:
             self._warn(message)
         if self.folder.metrics.exists():
             self.display.recall(metrics_files.read(self.folder.metrics))
@@ -239,9 +241,9 @@ class Attempt:
         except OutOfSpace as error:
             raise OutOfSpace(f"the metrics of the last steps were not written: {error}") from error
 
-    def _save_parts(self, run: LiveRun, folder: Path) -> None:
+    def _save_parts(self, run: LiveRun, folder: Path) -> dict[str, Digest]:
         self.metrics.sync()  # a checkpoint without the metrics up to its step would leave a gap
-        run.save(folder)
+        return run.save(folder)
 
     def _export(self, run: LiveRun) -> None:
         if not self.config.checkpoint.export:

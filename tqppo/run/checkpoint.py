@@ -1,8 +1,9 @@
 """Checkpoints on disk: written whole or not at all, hashed, pruned; and what `resume` may find there. No torch.
 
 A checkpoint is a folder `step_000012` that exists only once it is complete: it is written under another
-name, synced, hashed into its MANIFEST.json, then renamed; `latest` moves last. The manifest also has the hashes of the
-run's own files that a resume reads, such as its config. Only the process that holds the run's lock writes here.
+name, synced, hashed into its MANIFEST.json, then renamed; `latest` moves last. Ranks write their parts themselves and
+return the hashes; without every one of these parts there is no manifest. The manifest also has the hashes of the run's
+own files that a resume reads, such as its config. Only the run whose process holds the lock writes here.
 
 Whatever is on its way in or out has a name that begins with a dot: `.partial-step_…` is deleted when the run next
 starts or ends, `.later-step_…` when the run, resumed from an earlier checkpoint, has saved that step again.
@@ -10,12 +11,12 @@ starts or ends, `.later-step_…` when the run, resumed from an earlier checkpoi
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,9 +24,11 @@ from typing import Any
 
 from tqppo import space
 from tqppo.errors import CheckpointError, TqppoError
+from tqppo.space import Digest
 from tqppo.untrusted import read_json
 
-FORMAT = 2
+FORMAT = 3
+OLDEST_FORMAT = 2  # has no parts: one rank wrote all
 MANIFEST = "MANIFEST.json"
 DRIVER = "driver.json"
 PREFIX = "step_"
@@ -33,6 +36,10 @@ CONFIG = "config.resolved.toml"
 PARTIAL, LATER = f".partial-{PREFIX}", f".later-{PREFIX}"
 MAX_MANIFEST_BYTES = 1 << 26
 SMALL_FILES_BYTES = 1 << 20  # what a checkpoint takes besides tensors, at most
+MAX_READERS = 8  # files that are hashed at the same time
+
+# Fills a checkpoint's folder; returns the digests of files that were hashed where they were written.
+SaveParts = Callable[[Path], Mapping[str, Digest]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,18 +77,16 @@ class CheckpointStore:
     ) -> None:
         self.folder, self.keep_last, self.keep_every = folder, keep_last, keep_every
         self.run_files, self.check = run_files, check
-        self._run_digests: dict[str, dict[str, Any]] | None = None
+        self._run_digests: dict[str, Digest] | None = None
 
     def remember_run_files(self) -> None:
         """Hash the run's own files now: one that is changed while the run goes on must not pass for the original."""
-        self._run_digests = {name: _digest(self.folder.parent / name) for name in self._run_file_names()}
+        self._run_digests = {name: Digest.of(self.folder.parent / name) for name in self._run_file_names()}
 
     def _run_file_names(self) -> list[str]:
         return [str(path.relative_to(self.folder.parent)) for path in self.run_files()]
 
-    def write(
-        self, step: int, save_parts: Callable[[Path], None], driver_state: Mapping[str, Any], *, num_bytes: int = 0
-    ) -> Path:
+    def write(self, step: int, save_parts: SaveParts, driver_state: Mapping[str, Any], *, num_bytes: int = 0) -> Path:
         """Save atomically: `save_parts` fills the given folder with everything but the driver's own state.
 
         A save that fails leaves the checkpoints that are there as they are. `num_bytes` is what it will take, at
@@ -117,19 +122,18 @@ class CheckpointStore:
     def _later(self, step: int) -> Path:
         return self.folder / f"{LATER}{step:06d}"
 
-    def _fill(
-        self, partial: Path, step: int, save_parts: Callable[[Path], None], driver_state: Mapping[str, Any]
-    ) -> None:
+    def _fill(self, partial: Path, step: int, save_parts: SaveParts, driver_state: Mapping[str, Any]) -> None:
         if self._run_digests is None:
             self.remember_run_files()
+        assert self._run_digests is not None, "just remembered"
         partial.mkdir()
-        save_parts(partial)
+        written = save_parts(partial)
         (partial / DRIVER).write_text(json.dumps(driver_state, indent=2, sort_keys=True) + "\n")
         manifest = {
             "format": FORMAT,
             "step": step,
-            "files": {str(path.relative_to(partial)): _digest(path) for path in _files(partial)},
-            "run_files": self._run_digests,
+            "files": {name: digest.as_json() for name, digest in _digests(partial, written).items()},
+            "run_files": {name: digest.as_json() for name, digest in self._run_digests.items()},
         }
         (partial / MANIFEST).write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n")
         space.sync_tree(partial)
@@ -239,9 +243,12 @@ def open_checkpoint(folder: Path, run_files: Iterable[str] = ()) -> Checkpoint:
         raise CheckpointError(
             f"{folder.resolve().parent.parent / min(surplus)} is not in {folder / MANIFEST}: the list is incomplete"
         )
-    for base, files in ((folder, manifest.files), (folder.resolve().parent.parent, manifest.run_files)):
-        for name, expected in files.items():
-            _check_file(base, name, expected)
+    run = folder.resolve().parent.parent
+    listed = [(folder, *each) for each in manifest.files.items()] + [
+        (run, *each) for each in manifest.run_files.items()
+    ]
+    with ThreadPoolExecutor(MAX_READERS) as pool:  # hashing leaves Python to the other threads
+        list(pool.map(lambda each: _check_file(*each), listed))
     return Checkpoint(folder.resolve(), manifest.step)
 
 
@@ -264,8 +271,10 @@ def _manifest(folder: Path) -> Manifest:
                 f"{folder} has checkpoint format {version}, and this tqppo reads format {FORMAT}: "
                 "resume with the version that wrote it, or a later one"
             )
-        if version < FORMAT:
-            raise CheckpointError(f"{folder} has checkpoint format {version}; this tqppo reads format {FORMAT}")
+        if version < OLDEST_FORMAT:
+            raise CheckpointError(
+                f"{folder} has checkpoint format {version}; this tqppo reads format {OLDEST_FORMAT} to {FORMAT}"
+            )
         found = Manifest(_whole_number(read["step"]), dict(read["files"]), dict(read["run_files"]))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError) as error:
         raise CheckpointError(f"{path} is corrupt: {type(error).__name__}: {error}") from None
@@ -291,7 +300,7 @@ def _check_file(base: Path, name: str, expected: Any) -> None:
         raise CheckpointError(f"{path} is missing: this checkpoint is partial")
     try:
         is_same = isinstance(expected, dict) and path.stat().st_size == expected.get("bytes")
-        is_same = is_same and _digest(path) == expected
+        is_same = is_same and Digest.of(path).as_json() == expected
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
     if not is_same:
@@ -350,9 +359,13 @@ def _files(folder: Path) -> Iterator[Path]:
     return (path for path in sorted(folder.rglob("*")) if path.is_file())
 
 
-def _digest(path: Path) -> dict[str, Any]:
-    sha256 = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            sha256.update(chunk)
-    return {"bytes": path.stat().st_size, "sha256": sha256.hexdigest()}
+def _digests(folder: Path, written: Mapping[str, Digest]) -> dict[str, Digest]:
+    """The digest of every file: as its writer hashed it, or read from it. What a rank wrote must be here."""
+    for name, digest in written.items():
+        path = folder / name
+        if not path.is_file() or path.stat().st_size != digest.num_bytes:
+            raise CheckpointError(
+                f"{path} is not here as a rank wrote it: run.dir must be a folder that all nodes of the cluster share"
+            )
+    names = [str(path.relative_to(folder)) for path in _files(folder)]
+    return {name: written[name] if name in written else Digest.of(folder / name) for name in names}

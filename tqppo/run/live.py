@@ -14,6 +14,7 @@ from tqppo.queue.client import Queue
 from tqppo.rollout.assignment import Assignment
 from tqppo.rollout.pool import RolloutPool
 from tqppo.rollout.teachers.pool import TeacherPool
+from tqppo.space import Digest
 from tqppo.trainers.stages import Clock, Stages, Trainer
 from tqppo.weights import file as tensorfile
 from tqppo.workers.actor import Actor
@@ -63,15 +64,31 @@ class Validator:
         )
 
 
-def save_learner(learner: Learner, folder: str) -> str:
-    """Save a rank's share on its worker; returns why it does not fit on the disk, or nothing.
+@dataclass(frozen=True, slots=True)
+class SavedPart:
+    """What a rank has saved: its files, or why they do not fit on the disk."""
+
+    files: dict[str, Digest]
+    problem: str = ""
+
+
+def save_learner(learner: Learner, folder: str) -> SavedPart:
+    """Save a rank's part on its worker.
 
     An error would end the worker, and with it a run that may go on without this checkpoint.
     """
     with tensorfile.deferring() as problems:
-        learner.save(folder)
-    is_full = [bool(found) for (found,) in learner.ranks.gather([float(len(problems))])]
-    return str(problems[0]) if problems else f"no room in {folder} for the state of a rank" if any(is_full) else ""
+        files = learner.save(folder)
+    return SavedPart({}, str(problems[0])) if problems else SavedPart(files)
+
+
+def _save_ranks(group: Group[Learner], folder: Path) -> dict[str, Digest]:
+    """Save a role, all its ranks at once; returns their files by their names in the checkpoint."""
+    saved = group.call_each(save_learner, _made(folder))
+    for part in saved:
+        if part.problem:
+            raise OutOfSpace(part.problem)
+    return {f"{folder.name}/{name}": digest for part in saved for name, digest in part.files.items()}
 
 
 def _made(folder: Path) -> str:
@@ -94,14 +111,13 @@ class LiveRun:
     validator: Validator
     teachers: TeacherPool | None = None
 
-    def save(self, folder: Path) -> None:
-        """Write everything but the driver's own state into a checkpoint's folder."""
-        problem = self.actor.call(save_learner, _made(folder / "actor"))
-        if self.critic is not None and not problem:
-            problem = self.critic.call(save_learner, _made(folder / "critic"))
-        if problem:
-            raise OutOfSpace(problem)
+    def save(self, folder: Path) -> dict[str, Digest]:
+        """Write everything but the driver's own state into a checkpoint's folder; returns what the ranks wrote."""
+        written = _save_ranks(self.actor, folder / "actor")
+        if self.critic is not None:
+            written |= _save_ranks(self.critic, folder / "critic")
         self.queue.snapshot(folder / "queue")
+        return written
 
     def checkpoint_bytes(self) -> int:
         """What the learners' weights and optimizer states take on disk."""

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 from tqppo.errors import OutOfSpace, QueueError
 from tqppo.protocols import Metrics
-from tqppo.run.checkpoint import CheckpointStore
+from tqppo.run.checkpoint import CheckpointStore, SaveParts
 from tqppo.run.signals import StopRequest
 
 
@@ -44,7 +43,7 @@ class Loop:
     validate: Callable[[], Metrics]
     measure: Callable[[Metrics, float], Metrics]  # adds timings and throughput, from the step's wall clock in seconds
     leftovers: Callable[[], list[str]]  # keys still in the queue
-    save_parts: Callable[[Path], None]
+    save_parts: SaveParts
     driver_state: Callable[[], dict[str, Any]]
     export: Callable[[], None]
     checkpoint_bytes: Callable[[], int] = lambda: 0  # at least; what the learners' state takes on disk

@@ -47,6 +47,20 @@ MAY_CHANGE = (
     "distillation.on_teacher_failure",
     "cluster.address",
     "cluster.in_process",
+    "cluster.gpu_memory_gb",
+    "cluster.cpus_per_worker",
+    "cluster.colocate",
+)
+# Settings of memory and placement, which a resume may change too. They change the order in which numbers are added up.
+MAY_ROUND = (
+    *(f"{role}.ranks" for role in ("actor", "critic", "reference", "reward_model")),
+    *(f"{role}.micro_batch_tokens" for role in ("actor", "critic", "reference", "reward_model")),
+    "actor.gradient_checkpointing",
+    "critic.gradient_checkpointing",
+    "rollout.replicas",
+    "rollout.memory_fraction",
+    "cluster.nodes",
+    "cluster.gpus_per_node",
 )
 
 
@@ -99,8 +113,9 @@ def resume(
     with ExitStack() as source:
         lock = source.enter_context(RunLock(folder.path))
         found = _checkpoint_of(folder, wanted, log.warning)
+        notes = rounding(folder, changes)
         if not fork:
-            return _go_on(Attempt(resumed_config(folder, changes), folder, found, lock, verbosity, callbacks))
+            return _go_on(Attempt(resumed_config(folder, changes), folder, found, lock, verbosity, callbacks, notes))
         changed = changed_results(folder, changes)
         forked = new_run(folder.path.parent, fork, preset="", model="")
         with RunLock(forked.path) as lock:
@@ -113,7 +128,7 @@ def resume(
                 return Attempt(compilation.draft, forked, None, lock, verbosity, callbacks).run()
             copied = copy_run(folder, forked, found)
             source.close()  # the fork needs nothing more of it
-            return _go_on(Attempt(resumed_config(folder, changes), forked, copied, lock, verbosity, callbacks))
+            return _go_on(Attempt(resumed_config(folder, changes), forked, copied, lock, verbosity, callbacks, notes))
 
 
 def _branched(folder: RunFolder, forked: RunFolder, found: Checkpoint, changes: list[str]) -> Compilation:
@@ -180,20 +195,38 @@ def resumed_config(folder: RunFolder, overrides: list[str]) -> Config:
         changes = "\n".join(refused)
         raise CheckpointError(
             f"a resumed run must give the results of an unbroken one; these settings would change them:\n{changes}\n"
-            f"These may change: {', '.join(key.rstrip('.') for key in MAY_CHANGE)}. For anything else start "
-            "a new run, or fork this one: --fork NAME starts from its weights with other settings"
+            f"These may change: {', '.join(key.rstrip('.') for key in MAY_CHANGE)}; up to rounding also "
+            f"{', '.join(MAY_ROUND)}. For anything else start a new run, or fork this one: --fork NAME starts from its "
+            "weights with other settings"
         )
     return _compiled(folder, overrides)
 
 
 def changed_results(folder: RunFolder, overrides: list[str]) -> list[str]:
-    """Each setting that would change the run's results, with both values."""
-    old, new = dict(flat(_compiled(folder, []))), dict(flat(_compiled(folder, overrides)))
+    """Each setting that would change the run's results by more than rounding, with both values."""
+    changed = _changed(folder, overrides)
+    return [f"  {key}: {values}" for key, values in changed.items() if not key.startswith((*MAY_CHANGE, *MAY_ROUND))]
+
+
+def rounding(folder: RunFolder, overrides: list[str]) -> list[str]:
+    """What to tell the user if the run goes on with other memory or placement: equal to the bit it is no longer."""
+    found = [f"{key}: {values}" for key, values in _changed(folder, overrides).items() if key.startswith(MAY_ROUND)]
+    if not found:
+        return []
     return [
-        f"  {key}: {old.get(key)!r} → {new.get(key)!r}"
-        for key in sorted(old.keys() | new.keys())
-        if old.get(key) != new.get(key) and not key.startswith(MAY_CHANGE)
+        f"{', '.join(found)}. Numbers may now be added up in another order: from here the run equals one that was not "
+        "interrupted up to rounding, and no longer to the bit"
     ]
+
+
+def _changed(folder: RunFolder, overrides: list[str]) -> dict[str, str]:
+    """Each setting that the overrides change, with both values."""
+    old, new = dict(flat(_compiled(folder, []))), dict(flat(_compiled(folder, overrides)))
+    return {
+        key: f"{old.get(key)!r} → {new.get(key)!r}"
+        for key in sorted(old.keys() | new.keys())
+        if old.get(key) != new.get(key)
+    }
 
 
 def _compiled(folder: RunFolder, overrides: list[str]) -> Config:

@@ -6,11 +6,12 @@ collective when it is written, so every rank walks through the file and only one
 
 from __future__ import annotations
 
+import hashlib
 import json
 import mmap
 import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from tqppo.errors import OutOfSpace
-from tqppo.space import allocate, explained, sync, write_whole
+from tqppo.space import Digest, allocate, explained, sync, write_whole
 from tqppo.weights.checksum import checksum
 
 MODEL_FILE = "model.safetensors"
@@ -82,8 +83,36 @@ def write(
 
     `OutOfSpace` is raised after everything is fetched, because the other ranks take part in every fetch.
     """
-    entries = sorted(entries, key=lambda entry: (-entry.dtype.itemsize, entry.name))  # aligned without gaps
-    header = _header(entries)
+    checksums: dict[str, str] = {}
+
+    def look(entry: Entry, tensor: Tensor) -> None:
+        checksums[entry.name] = checksum(tensor.to(entry.dtype))
+
+    _write(path, _in_order(entries), {}, look=look if with_checksums and path is not None else None)
+    return checksums
+
+
+def write_hashed(path: Path, entries: Sequence[Entry], about: Mapping[str, str]) -> Digest:
+    """Write all entries, with texts `about` them, and hash the bytes on their way: nobody has to read them again."""
+    entries, sha256 = _in_order(entries), hashlib.sha256()
+    size = _write(path, entries, about, hash_bytes=lambda written: sha256.update(memoryview(written.numpy())))
+    return Digest(size, sha256.hexdigest())
+
+
+def _in_order(entries: Sequence[Entry]) -> list[Entry]:
+    return sorted(entries, key=lambda entry: (-entry.dtype.itemsize, entry.name))  # aligned without gaps
+
+
+def _write(
+    path: Path | None,
+    entries: Sequence[Entry],
+    about: Mapping[str, str],
+    *,
+    look: Callable[[Entry, Tensor], None] | None = None,
+    hash_bytes: Callable[[Tensor], None] | None = None,
+) -> int:
+    """Write a file, or without a path only fetch. Returns its size."""
+    header = _header(entries, about)
     size = len(header) + sum(entry.num_bytes for entry in entries)
     mapped, failures = None, []
     if path is not None:
@@ -91,7 +120,7 @@ def write(
             mapped = _map_to_write(path, size, is_private)
         except OutOfSpace as error:
             failures.append(error)
-    checksums = _fill(mapped, header, entries, with_checksums and mapped is not None)
+    _fill(mapped, header, entries, look, hash_bytes)
     if path is not None and mapped is not None:
         try:
             with explained(path.parent, size):
@@ -99,7 +128,7 @@ def write(
         except OutOfSpace as error:
             failures.append(error)
     _report(failures)
-    return checksums
+    return size
 
 
 def write_beside(path: Path, data: bytes) -> None:
@@ -118,30 +147,37 @@ def _report(failures: list[OutOfSpace]) -> None:
         deferred += failures
 
 
-def _fill(mapped: Tensor | None, header: bytes, entries: Sequence[Entry], with_checksums: bool) -> dict[str, str]:
-    checksums: dict[str, str] = {}
-    if mapped is not None:
-        mapped[: len(header)] = torch.frombuffer(bytearray(header), dtype=torch.uint8)
+def _fill(
+    mapped: Tensor | None,
+    header: bytes,
+    entries: Sequence[Entry],
+    look: Callable[[Entry, Tensor], None] | None,
+    hash_bytes: Callable[[Tensor], None] | None,
+) -> None:
     begin = len(header)
+    if mapped is not None:
+        mapped[:begin] = torch.frombuffer(bytearray(header), dtype=torch.uint8)
+        if hash_bytes is not None:
+            hash_bytes(mapped[:begin])
     for entry in entries:
         tensor = entry.fetch()
-        if with_checksums:
-            tensor = tensor.to(entry.dtype)
-            checksums[entry.name] = checksum(tensor)
+        if look is not None and mapped is not None:
+            look(entry, tensor)
         if mapped is not None and entry.num_bytes:
-            place = mapped[begin : begin + entry.num_bytes].view(entry.dtype).view(entry.shape)
-            place.copy_(tensor)
+            place = mapped[begin : begin + entry.num_bytes]
+            place.view(entry.dtype).view(entry.shape).copy_(tensor)
+            if hash_bytes is not None:
+                hash_bytes(place)
         begin += entry.num_bytes
-    return checksums
 
 
-def _header(entries: Sequence[Entry]) -> bytes:
+def _header(entries: Sequence[Entry], about: Mapping[str, str]) -> bytes:
     described, begin = {}, 0
     for entry in entries:
         end = begin + entry.num_bytes
         described[entry.name] = {"dtype": _NAMES[entry.dtype], "shape": entry.shape, "data_offsets": [begin, end]}
         begin = end
-    text = json.dumps({"__metadata__": {"format": "pt"}, **described}, separators=(",", ":")).encode()
+    text = json.dumps({"__metadata__": {"format": "pt", **about}, **described}, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
 
@@ -165,6 +201,20 @@ class Place:
         """Whether the bytes are as many as the type and the shape need."""
         is_shape = isinstance(self.shape, list) and all(type(size) is int and size >= 0 for size in self.shape)
         return is_shape and self.end - self.begin == self.dtype.itemsize * prod(self.shape)
+
+    def rows(self, file: Path, begin: int, count: int) -> Tensor:
+        """Some rows of the tensor, read from its file without the rest of it."""
+        if not count:
+            return torch.empty(0, *self.shape[1:], dtype=self.dtype)
+        row_bytes = (self.end - self.begin) // max(1, self.shape[0])
+        content = torch.empty(
+            count * row_bytes, dtype=torch.uint8
+        )  # torch's own memory: a worker at rest gives it back
+        with file.open("rb") as opened:
+            opened.seek(self.begin + begin * row_bytes)
+            if opened.readinto(memoryview(content.numpy())) != len(content):
+                raise ValueError(f"{file} is shorter than its header says")
+        return content.view(self.dtype).view(count, *self.shape[1:])
 
 
 @dataclass(frozen=True, slots=True)

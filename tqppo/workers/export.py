@@ -9,8 +9,8 @@ import torch
 from transformers import AutoTokenizer
 
 from tqppo.errors import CheckpointError
-from tqppo.weights import file as tensorfile
 from tqppo.weights import publish as weights
+from tqppo.weights.parts import Parts
 from tqppo.workers.compute.loading import DTYPES
 from tqppo.workers.compute.model import PolicyModel, add_lora, load_policy
 from tqppo.workers.specs import ModelSpec
@@ -56,16 +56,14 @@ def export_adapter(spec: ModelSpec, actor: Path, folder: Path, *, seed: int = 0)
 
 
 def _filled(spec: ModelSpec, actor: Path, seed: int) -> PolicyModel:
-    saved = actor / "model.safetensors"
-    if not saved.is_file():
-        raise CheckpointError(f"{actor} has no weights: there is no {saved.name}")
+    saved = Parts.open(actor, "model")
     model = load_policy(replace(spec, gradient_checkpointing=False), torch.device("cpu"))
     if spec.lora_rank:
         add_lora(model, replace(spec, gradient_checkpointing=False), seed=seed)
     parameters = dict(model.named_parameters())
-    with torch.no_grad(), tensorfile.reading(saved) as read:
-        for name in tensorfile.names(saved):
+    with torch.no_grad():
+        for name in saved.names:
             if name not in parameters:
-                raise CheckpointError(f"{saved}: the model has no parameter {name!r}; is it another model?")
-            parameters[name].copy_(read(name))
+                raise CheckpointError(f"{actor}: the model has no parameter {name!r}; is it another model?")
+            parameters[name].copy_(saved.like(name, parameters[name]))
     return model

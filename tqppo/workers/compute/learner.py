@@ -13,9 +13,11 @@ from torch import Tensor
 from tqppo.algorithms.aggregate import Normalisers
 from tqppo.errors import CheckpointError, PreflightError
 from tqppo.protocols import Metrics
+from tqppo.space import Digest
 from tqppo.weights import file as tensorfile
+from tqppo.weights import parts
 from tqppo.weights.file import Entry
-from tqppo.weights.shards import like, whole
+from tqppo.weights.parts import Parts
 from tqppo.workers.compute.microbatch import FlatRows, MicroBatch
 from tqppo.workers.compute.optimizer import Optimizer, learning_rate
 from tqppo.workers.compute.tally import Loss, ReportNames, Tally
@@ -158,42 +160,44 @@ class Learner(Worker):
         tensors = [*self.optimizer.parameters.values(), *self.optimizer.state().values()]
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
-    def save(self, folder: str) -> None:
-        """Save all that a bit-exact continuation needs, in safetensors and JSON; any number of ranks can load it."""
-        path = Path(folder)
+    def save(self, folder: str) -> dict[str, Digest]:
+        """Save this rank's part of all that a bit-exact continuation needs; any number of ranks can load the parts.
+
+        Returns the files that this rank has written, hashed as they were written. No rank waits for another.
+        """
+        path, rank, size = Path(folder), self.ranks.rank, self.ranks.size
         path.mkdir(parents=True, exist_ok=True)
-        is_writer = self.ranks.rank == 0
-        parameters = [_entry(name, p) for name, p in self.optimizer.parameters.items()]
-        tensorfile.write(path / "model.safetensors" if is_writer else None, parameters)
-        moments = [_entry(name, t) for name, t in self.optimizer.state().items()]
-        tensorfile.write(path / "optimizer.safetensors" if is_writer else None, moments)
-        tensorfile.write(path / f"rng_{self.ranks.rank}.safetensors", _rng_entries(self.device))
-        if is_writer:
-            state = {"format": 1, "ranks": self.ranks.size, "num_updates": self.num_updates}
-            tensorfile.write_beside(path / "state.json", json.dumps(state).encode() + b"\n")
-        self.ranks.barrier()
+        written = parts.save(path, "model", self.optimizer.parameters, rank=rank, size=size)
+        written |= parts.save(path, "optimizer", self.optimizer.state(), rank=rank, size=size)
+        rng = f"rng_{rank}.safetensors"
+        written[rng] = tensorfile.write_hashed(path / rng, _rng_entries(self.device), {})
+        if rank == 0:
+            state = json.dumps({"format": 1, "ranks": size, "num_updates": self.num_updates}).encode() + b"\n"
+            tensorfile.write_beside(path / "state.json", state)
+            written["state.json"] = Digest.of_bytes(state)
+        return written
 
     def load(self, folder: str) -> None:
-        """Load what `save` wrote. On another number of ranks the random states start from the seed."""
+        """Load what all ranks saved, each rank its own rows. On another number of ranks random states start over."""
         path = Path(folder)
         state = json.loads((path / "state.json").read_text())
-        with torch.no_grad(), tensorfile.reading(path / "model.safetensors") as read:
-            _check_names(path, set(tensorfile.names(path / "model.safetensors")), set(self.optimizer.parameters))
+        model = Parts.open(path, "model")
+        _check_names(path, set(model.names), set(self.optimizer.parameters))
+        with torch.no_grad():
             for name, parameter in self.optimizer.parameters.items():
-                parameter.copy_(like(read(name), parameter))
-        self._load_moments(path / "optimizer.safetensors")
+                parameter.copy_(model.like(name, parameter))
+        self._load_moments(Parts.open(path, "optimizer"))
         if state["ranks"] == self.ranks.size:
             _restore_rng(path / f"rng_{self.ranks.rank}.safetensors", self.device)
         self.num_updates = state["num_updates"]
 
-    def _load_moments(self, path: Path) -> None:
+    def _load_moments(self, saved: Parts) -> None:
         moments = {}
-        with tensorfile.reading(path) as read:
-            for key in tensorfile.names(path):
-                moment, name = key.split(".", 1)
-                value = read(key)
-                # the step count is a single number and is not sharded
-                moments[key] = value.clone() if moment == "step" else like(value, self.optimizer.parameters[name])
+        for key in saved.names:
+            moment, name = key.split(".", 1)
+            # the step count is a single number and is not sharded
+            is_number = moment == "step"
+            moments[key] = saved.whole(key) if is_number else saved.like(key, self.optimizer.parameters[name].detach())
         self.optimizer.restore(moments)
 
 
@@ -205,10 +209,6 @@ def _measures(selection: Selection, chosen: Tensor) -> list[float]:
         totals += [float(counts.sum()), float((counts > 0).sum()), float(weights.sum())]
     trained = selection.counts[0][chosen] * selection.active[chosen]
     return [*totals, float(trained.sum())]
-
-
-def _entry(name: str, tensor: Tensor) -> Entry:
-    return Entry(name, tensor.dtype, tuple(tensor.shape), lambda: whole(tensor))
 
 
 def _rng_entries(device: torch.device) -> list[Entry]:

@@ -13,12 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -34,6 +32,7 @@ from transformers.utils.hub import cached_file
 
 from tqppo.untrusted import loading
 from tqppo.weights.file import Place, read_header
+from tqppo.weights.shards import rows_of, sharded_like
 from tqppo.workers.specs import ModelSpec
 
 AutoClass = type[AutoModel] | type[AutoModelForCausalLM] | type[AutoModelForSequenceClassification]
@@ -188,11 +187,7 @@ class TensorFiles:
     def rows(self, name: str, begin: int, count: int) -> Tensor:
         """Some rows of a tensor, read from its file without the rest of it."""
         file, place = self.places[name]
-        if not count:
-            return torch.empty(0, *place.shape[1:], dtype=place.dtype)
-        row_bytes = (place.end - place.begin) // max(1, place.shape[0])
-        content = np.fromfile(file, np.uint8, count * row_bytes, offset=place.begin + begin * row_bytes)
-        return torch.from_numpy(content).view(place.dtype).view(count, *place.shape[1:])
+        return place.rows(file, begin, count)
 
 
 def _files(path: str) -> list[Path]:
@@ -243,10 +238,5 @@ def _name_in_model(name: str) -> str:
 def _shard_of(files: TensorFiles, name: str, parameter: nn.Parameter) -> Tensor:
     """This rank's rows of a tensor, as FSDP shards it."""
     assert isinstance(parameter, DTensor), "a model without memory is sharded before it is filled"
-    mesh, placements = parameter.device_mesh, parameter.placements
-    shape, offset = compute_local_shape_and_global_offset(parameter.shape, mesh, placements)
-    rows = files.rows(name, int(offset[0]) if shape[0] else 0, int(shape[0]))
-    local = rows.to(mesh.device_type, parameter.dtype)
-    return DTensor.from_local(
-        local, mesh, placements, run_check=False, shape=parameter.shape, stride=parameter.stride()
-    )
+    own = rows_of(parameter)
+    return sharded_like(files.rows(name, own.begin, own.count), parameter)

@@ -54,6 +54,9 @@ class Group(Protocol[W_co]):
     def call(self, method: Callable[Concatenate[W_co, P], R], /, *arguments: P.args, **named: P.kwargs) -> R:
         """Run a method on every rank; returns rank 0's result."""
 
+    def call_each(self, method: Callable[Concatenate[W_co, P], R], /, *arguments: P.args, **named: P.kwargs) -> list[R]:
+        """Run a method on every rank; returns every rank's result, in rank order."""
+
     def add_columns(self, method: ColumnsMethod[W_co], batch: BatchMeta) -> BatchMeta:
         """Run a stage on each rank's share of the rows; returns the batch with the columns that it wrote."""
 
@@ -150,8 +153,11 @@ class WorkerGroup(Generic[W]):
         self._processes = []
 
     def call(self, method: Callable[Concatenate[W, P], R], /, *arguments: P.args, **named: P.kwargs) -> R:
+        return self.call_each(method, *arguments, **named)[0]
+
+    def call_each(self, method: Callable[Concatenate[W, P], R], /, *arguments: P.args, **named: P.kwargs) -> list[R]:
         self._turn.take()
-        return self._everywhere(method, *arguments, **named)[0]
+        return self._everywhere(method, *arguments, **named)
 
     def rest(self) -> None:
         """See `turns.TurnTaker`."""
