@@ -5,18 +5,20 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+import numpy as np
+
 from tqppo.errors import DataLost
 from tqppo.processes.ray_calls import this_node
-from tqppo.queue.blocks.block import Block, BlockView, Bytes, parse
-from tqppo.queue.storage import Locator, StorageSpec
+from tqppo.queue.blocks.block import Block, BlockView
+from tqppo.queue.storage import Locator, RowRequest, StorageSpec
 
 from .folders import PREFIX, remove_run
 from .nodes import NodeActor, NodeActors
+from .rows import Pieces, by_node, excerpt_pieces, opened
 from .segments import Segments
 
 MAX_MAPPED_BLOCKS = 64  # of one read, because each mapped block takes two descriptors; with more, all are copied
 BlockRequest = tuple[str, str, int]  # place, block, bytes
-Pieces = tuple[bytes, dict[int, Bytes]]  # header, start → bytes
 
 
 class SimpleStorage:
@@ -57,7 +59,22 @@ class SimpleStorage:
         }
         for node, places in elsewhere.items():
             for i, sent in zip(places, await replies[node], strict=True):
-                found[i] = None if sent is None else BlockView(parse(sent[0]), pieces=sent[1], writable=False)
+                found[i] = opened(sent)
+        return found
+
+    async def read_rows(self, requests: Sequence[RowRequest]) -> list[BlockView | None]:
+        found: list[BlockView | None] = [None] * len(requests)
+        places = by_node(requests)
+        replies = {
+            node: self._servers.ask(
+                node, FileServer.read_rows,
+                [(_request(requests[i].locator), requests[i].columns, requests[i].rows) for i in here],
+            )
+            for node, here in places.items()
+        }  # fmt: skip
+        for node, here in places.items():
+            for i, sent in zip(here, await replies[node], strict=True):
+                found[i] = opened(sent)
         return found
 
     def free(self, locators: Sequence[Locator]) -> None:
@@ -107,6 +124,10 @@ class FileServer(NodeActor):
     def read(self, requests: Sequence[BlockRequest], columns: Sequence[str] | None) -> list[Pieces | None]:
         found = [self._segments.read(*request, columns) for request in requests]
         return [None if view is None else _pieces(view, columns) for view in found]
+
+    def read_rows(self, requests: Sequence[tuple[BlockRequest, Sequence[str], np.ndarray]]) -> list[Pieces | None]:
+        found = [(self._segments.read(*block, columns), columns, rows) for block, columns, rows in requests]
+        return [None if view is None else excerpt_pieces(view, columns, rows) for view, columns, rows in found]
 
     def free(self, names: Sequence[str]) -> None:
         for name in names:
