@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
@@ -10,9 +11,14 @@ def is_sharded(tensor: Tensor) -> bool:
     return isinstance(tensor, DTensor)
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """The full tensor, detached. For a sharded tensor this is a collective that every rank must join."""
+def whole(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """The full tensor, detached. For a sharded tensor this is a collective that every rank must join.
+
+    With a `dtype` each rank casts its shard first, so that a smaller type moves fewer bytes.
+    """
     tensor = tensor.detach()
+    if dtype is not None:
+        tensor = tensor.to(dtype)
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
