@@ -14,7 +14,7 @@ from tqppo.queue.blocks.block import BlockView
 from tqppo.queue.index.answers import Located
 from tqppo.queue.storage import RowRequest, RowStorage, Storage
 
-Cells = tuple[list[str], np.ndarray, np.ndarray]  # columns, and per row the view that holds it and its place in there
+FetchedCells = tuple[list[str], np.ndarray, np.ndarray]  # columns; per row the view that holds it, and its place there
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Fetched:
     """Views, the cells in them, and which blocks (by their place in `Located.blocks`) do not exist."""
 
     views: dict[int, BlockView]
-    cells: list[Cells]
+    cells: list[FetchedCells]
     missing: list[int]
 
 
@@ -44,7 +44,7 @@ async def fetch(store: Storage, located: Located, columns: Sequence[str], here: 
     return Fetched(views, cells, sorted(missing))
 
 
-def _by_rows(located: Located, far: Sequence[bool]) -> tuple[list[RowRequest], list[int], list[Cells]]:
+def _by_rows(located: Located, far: Sequence[bool]) -> tuple[list[RowRequest], list[int], list[FetchedCells]]:
     """Requests for the rows of far blocks, the block that each is about, and the cells as they are in the answers.
 
     The answer to request k becomes view `len(located.blocks) + k`; columns with other rows of the same block are a
@@ -52,7 +52,7 @@ def _by_rows(located: Located, far: Sequence[bool]) -> tuple[list[RowRequest], l
     """
     requests: list[RowRequest] = []
     origins: list[int] = []
-    cells: list[Cells] = []
+    cells: list[FetchedCells] = []
     for names, block, row in located.groups:
         views, places = block.copy(), row.copy()
         for i in (i for i in np.unique(block).tolist() if far[i]):
