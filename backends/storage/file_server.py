@@ -8,8 +8,9 @@ from tqppo.queue.link.replies import RayReply
 from tqppo.queue.storage import StorageSpec
 
 from .nodes import NodeActor, NodeActors
+from .rows import Pieces, excerpt_pieces
 from .segments import Segments
-from .simple import BlockRequest, Pieces, folder_name, pieces_of
+from .simple import BlockRequest, BlockRowsRequest, folder_name, pieces_of
 
 
 class FileServer(NodeActor):
@@ -23,6 +24,10 @@ class FileServer(NodeActor):
     def read(self, requests: Sequence[BlockRequest], columns: Sequence[str] | None) -> list[Pieces | None]:
         found = [self._segments.read(*request, columns) for request in requests]
         return [None if view is None else pieces_of(view, columns) for view in found]
+
+    def read_rows(self, requests: Sequence[BlockRowsRequest]) -> list[Pieces | None]:
+        found = [(self._segments.read(*block, columns), columns, rows) for block, columns, rows in requests]
+        return [None if view is None else excerpt_pieces(view, columns, rows) for view, columns, rows in found]
 
     def free(self, names: Sequence[str]) -> None:
         for name in names:
@@ -51,6 +56,9 @@ class FileServers:
         self, node: str, requests: Sequence[BlockRequest], columns: Sequence[str] | None
     ) -> RayReply[list[Pieces | None]]:
         return self._actors.ask(node, FileServer.read, requests, columns)
+
+    def read_rows(self, node: str, requests: Sequence[BlockRowsRequest]) -> RayReply[list[Pieces | None]]:
+        return self._actors.ask(node, FileServer.read_rows, requests)
 
     def free(self, node: str, names: Sequence[str]) -> None:
         self._actors.tell(node, FileServer.free, names)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import ray
 
 from tqppo.errors import BackendError, DataLost
@@ -22,9 +23,10 @@ from tqppo.processes.ray_calls import this_node
 from tqppo.queue.blocks.block import Block, BlockView, Bytes, Layout, parse
 from tqppo.queue.link.calls import NoAnswer, Unresponsive
 from tqppo.queue.link.replies import RayReply
-from tqppo.queue.storage import Locator, StorageSpec
+from tqppo.queue.storage import Locator, RowRequest, StorageSpec
 
 from .nodes import NodeActor, NodeActors, describe
+from .rows import Pieces, by_node, excerpt_pieces, opened
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +74,21 @@ class RayStorage:
             found = await self._ask_all(ObjectKeeper.adopt, locators, columns)
             objects = await self._fetched(found, locators, self.spec.timeout_s)
         return [None if each is None else _view(each, objects) for each in found]
+
+    async def read_rows(self, requests: Sequence[RowRequest]) -> list[BlockView | None]:
+        found: list[BlockView | None] = [None] * len(requests)
+        places = by_node(requests)
+        replies = {
+            node: self._keepers.ask(
+                node, ObjectKeeper.read_rows,
+                [(requests[i].locator.block, requests[i].columns, requests[i].rows) for i in here],
+            )
+            for node, here in places.items()
+        }  # fmt: skip
+        for node, here in places.items():
+            for i, sent in zip(here, await replies[node], strict=True):
+                found[i] = opened(sent)
+        return found
 
     async def _ask_all(
         self, method: Find, locators: Sequence[Locator], columns: Sequence[str] | None
@@ -130,6 +147,11 @@ class Part:
     ref: Ref = None
     is_own: bool = True
 
+    def bytes_here(self, timeout_s: float) -> list[Bytes]:
+        """The bytes of the pieces; those of an object of this process are mapped again."""
+        arrays = self.arrays  # another thread may adopt them meanwhile
+        return arrays if arrays or self.ref is None else ray.get(self.ref, timeout=timeout_s)
+
     def adopt(self) -> None:
         """Put the bytes again as an object of this process."""
         if not self.is_own:
@@ -170,6 +192,17 @@ class ObjectKeeper(NodeActor):
 
     def find(self, blocks: Sequence[str], columns: Sequence[str] | None) -> list[Found | None]:
         return [_found(self._held.get(block), columns) for block in blocks]
+
+    def read_rows(self, requests: Sequence[tuple[str, Sequence[str], np.ndarray]]) -> list[Pieces | None]:
+        return [self._excerpt(self._held.get(block), columns, rows) for block, columns, rows in requests]
+
+    def _excerpt(self, held: HeldBlock | None, columns: Sequence[str], rows: np.ndarray) -> Pieces | None:
+        if held is None:
+            return None
+        pieces: dict[int, Bytes] = {}
+        for part in held.parts_of(columns):
+            pieces.update(zip(part.starts, part.bytes_here(self._timeout_s), strict=True))
+        return excerpt_pieces(BlockView(held.layout, pieces=pieces, writable=True), columns, rows)
 
     def adopt(self, blocks: Sequence[str], columns: Sequence[str] | None) -> list[Found | None]:
         """Find blocks, after putting them again as objects of this actor."""

@@ -7,12 +7,15 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from tqppo.errors import DataLost
 from tqppo.processes.nodes import this_node
-from tqppo.queue.blocks.block import Block, BlockView, Bytes, parse
-from tqppo.queue.storage import Locator, StorageSpec
+from tqppo.queue.blocks.block import Block, BlockView
+from tqppo.queue.storage import Locator, RowRequest, StorageSpec
 
 from .folders import PREFIX, remove_run
+from .rows import Pieces, by_node, opened
 from .segments import Segments
 
 if TYPE_CHECKING:
@@ -20,7 +23,7 @@ if TYPE_CHECKING:
 
 MAX_MAPPED_BLOCKS = 64  # of one read, because each mapped block takes two descriptors; with more, all are copied
 BlockRequest = tuple[str, str, int]  # place, block, bytes
-Pieces = tuple[bytes, dict[int, Bytes]]  # header, start → bytes
+BlockRowsRequest = tuple[BlockRequest, Sequence[str], np.ndarray]  # block, columns, rows
 
 
 class SimpleStorage:
@@ -59,7 +62,19 @@ class SimpleStorage:
         }
         for node, places in elsewhere.items():
             for i, sent in zip(places, await replies[node], strict=True):
-                found[i] = None if sent is None else BlockView(parse(sent[0]), pieces=sent[1], writable=False)
+                found[i] = opened(sent)
+        return found
+
+    async def read_rows(self, requests: Sequence[RowRequest]) -> list[BlockView | None]:
+        found: list[BlockView | None] = [None] * len(requests)
+        places = by_node(requests)
+        replies = {
+            node: self._servers.read_rows(node, [_rows_request(requests[i]) for i in here])
+            for node, here in places.items()
+        }
+        for node, here in places.items():
+            for i, sent in zip(here, await replies[node], strict=True):
+                found[i] = opened(sent)
         return found
 
     def free(self, locators: Sequence[Locator]) -> None:
@@ -132,3 +147,7 @@ def _gone(spec: StorageSpec, node: str) -> DataLost:
 
 def _request(locator: Locator) -> BlockRequest:
     return locator.place, locator.block, locator.num_bytes
+
+
+def _rows_request(request: RowRequest) -> BlockRowsRequest:
+    return _request(request.locator), request.columns, request.rows

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pickle
 import signal
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import ray
@@ -17,6 +20,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from tqppo.columns import Column, Kind, declare
 from tqppo.errors import DataLost
 from tqppo.queue.client import BatchMeta, Queue
+from tqppo.queue.link.calls import NOT_YET, RayReply
 
 NAMES = ["tokens", "reward", "far_image", "far_json"]
 MIB = 1 << 20
@@ -94,6 +98,38 @@ def shared(queue: Queue, worker: Any) -> BatchMeta:
     return ray.get(worker.put.remote(queue, ["there0", "there1"]))
 
 
+def only_rows(queue: Queue, worker: Any) -> None:
+    """A reader of a few rows on the other node is sent little more than these rows."""
+    there = ray.get(worker.put.remote(queue, [f"there{i}" for i in range(12)]))
+    expected = columns(12)
+    for places in ([7], [2, 3, 4], [11, 0, 5], [4, 4]):
+        with arriving() as sizes:
+            found = queue.get(there.take(places), ["far_image", "reward"])
+        assert torch.equal(found["far_image"], expected["far_image"][places])
+        assert found["reward"].tolist() == [float(i) for i in places]
+        asked = len(set(places)) * (300_000 * 4 + 4)
+        assert asked <= sum(sizes) <= 1.1 * asked, (places, asked, sizes)
+    queue.clear(there)
+
+
+@contextmanager
+def arriving() -> Iterator[list[int]]:
+    """Collect the sizes of all answers of Ray actors that this process waits for."""
+    sizes: list[int] = []
+    attempt = RayReply._attempt
+
+    def measured(reply: RayReply[Any], seconds: float) -> Any:
+        answer = attempt(reply, seconds)
+        sizes.append(0 if answer is NOT_YET else len(pickle.dumps(answer)))
+        return answer
+
+    RayReply._attempt = measured  # type: ignore[method-assign]
+    try:
+        yield sizes
+    finally:
+        RayReply._attempt = attempt  # type: ignore[method-assign]
+
+
 def outlive(queue: Queue, worker: Any) -> None:
     """Fetch rows of a dead producer to the other node, several times because Ray cleans up after it gradually."""
     batches = [ray.get(worker.put.remote(queue, [f"{i}there0", f"{i}there1"])) for i in range(3)]
@@ -132,6 +168,7 @@ def main() -> None:
     queue = Queue.create(sys.argv[1], budget_bytes=64 * MIB)
     outlive(queue, mortal)
     ray.get(worker.give_up.remote(queue))
+    only_rows(queue, worker)
     batch = shared(queue, worker)
     storage = ray.get_actor(f"tqppo-{queue.spec.run}-storage-{other[:16]}")
     process = ray.get(storage.__ray_call__.remote(lambda self: os.getpid()))

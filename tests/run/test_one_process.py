@@ -18,8 +18,8 @@ from tqppo.api.runs import Run, train
 from tqppo.config.compile import compile_config
 from tqppo.errors import WorkerError
 from tqppo.metrics import files as metrics_files
-from tqppo.run.folder import RunFolder
 from tqppo.run.cluster import Hooks
+from tqppo.run.folder import RunFolder
 from tqppo.run.launch import launcher_of
 from tqppo.run.one_process import one_process
 from tqppo.workers.actor import Actor

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from tqppo.weights import location
+from tqppo.weights import location, publish
 from tqppo.weights.publish import Publisher, entries, export, save_description
 
 
@@ -86,3 +86,25 @@ def test_an_export_on_disk_is_a_model_too(tmp_path: Path, tiny_model: Path, mode
     export(tmp_path, entries(model, torch.float32))
     export(None, entries(model, torch.float32))
     AutoModelForCausalLM.from_pretrained(tmp_path)
+
+
+def test_of_a_mixture_of_experts_only_the_writer_keeps_what_is_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = Qwen3MoeConfig(
+        vocab_size=32, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, head_dim=8,
+        intermediate_size=16, moe_intermediate_size=8, num_experts=4, num_experts_per_tok=2,
+    )  # fmt: skip
+    experts = Qwen3MoeForCausalLM(config)
+    fetched: list[torch.Tensor] = []
+
+    def counted(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        fetched.append(tensor)
+        return tensor.detach().to(dtype)
+
+    monkeypatch.setattr(publish, "whole", counted)
+    written = entries(experts, torch.bfloat16)
+    in_writer = [tensor.data_ptr() for tensor in fetched]
+    assert sum(".experts." in entry.name for entry in written) == 4 * 3, "as on disk: one tensor per expert"
+    assert len(fetched) == len(experts.state_dict()), "all were gathered when the entries were made"
+    fetched.clear()
+    assert entries(experts, torch.bfloat16, is_writer=False) == []
+    assert [tensor.data_ptr() for tensor in fetched] == in_writer, "in the writer's order"

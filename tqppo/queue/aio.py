@@ -13,10 +13,11 @@ from pathlib import Path
 from tqppo.errors import DataLost, QueueError
 from tqppo.queue import snapshots
 from tqppo.queue.blocks.arena import Arena
-from tqppo.queue.blocks.block import Block, BlockView
+from tqppo.queue.blocks.block import Block
 from tqppo.queue.blocks.encode import encode
 from tqppo.queue.blocks.gather import Runs, Shape, excerpt, gather, nothing
 from tqppo.queue.connection import Connection
+from tqppo.queue.fetch import Fetched, fetch
 from tqppo.queue.index.answers import Listing, Located, Stats
 from tqppo.queue.index.compaction import Compaction
 from tqppo.queue.index.index import Index
@@ -96,18 +97,23 @@ class AsyncQueue:
         store = await self.connection.storage()
         for _ in range(RETRIES):
             located = await self.connection.call(Index.locate)(batch.partition, batch.keys, names)
-            found = await _read(store, located, batch, names)
-            views = [view for view in found if view is not None]
-            if len(views) == len(found):
-                return self._gather(located, views, names)
-        raise _lost(located, found, batch, "their blocks are not where the index says")
+            fetched = await self._fetch(store, located, batch, names)
+            if not fetched.missing:
+                return self._gather(fetched, names)
+        raise _lost(located, fetched.missing, batch, "their blocks are not where the index says")
 
-    def _gather(self, located: Located, views: Sequence[BlockView], names: Sequence[str]) -> dict[str, ColumnData]:
+    async def _fetch(self, store: Storage, located: Located, batch: BatchMeta, names: Sequence[str]) -> Fetched:
+        try:
+            return await fetch(store, located, names, self.connection.node)
+        except (DataLost, NoAnswer) as error:
+            raise _lost(located, range(len(located.blocks)), batch, str(error)) from error
+
+    def _gather(self, fetched: Fetched, names: Sequence[str]) -> dict[str, ColumnData]:
         found: dict[str, ColumnData] = {}
         shapes: dict[bytes, Shape] = {}
-        for group, block, row in located.groups:
+        for group, block, row in fetched.cells:
             runs = Runs.of(block, row)
-            found.update((name, gather(views, runs, name, self._arena, shapes)) for name in group)
+            found.update((name, gather(fetched.views, runs, name, self._arena, shapes)) for name in group)
         return {name: found[name] for name in names}
 
     async def tag(self, tags: Mapping[str, Tags], *, partition: str = "train") -> None:
@@ -176,16 +182,8 @@ class AsyncQueue:
         return self.connection.spec.budget_bytes if account is None else account["budget"] - account["bytes"]
 
 
-async def _read(store: Storage, located: Located, batch: BatchMeta, names: Sequence[str]) -> Sequence[BlockView | None]:
-    try:
-        return await store.read([locator for _, locator in located.blocks], names)
-    except (DataLost, NoAnswer) as error:
-        raise _lost(located, [None] * len(located.blocks), batch, str(error)) from error
-
-
-def _lost(located: Located, views: Sequence[BlockView | None], batch: BatchMeta, why: str) -> DataLost:
+def _lost(located: Located, lost: Collection[int], batch: BatchMeta, why: str) -> DataLost:
     """An error that names the rows, columns and nodes of the blocks that could not be read."""
-    lost = [i for i, view in enumerate(views) if view is None]
     keys: dict[str, None] = {}
     columns: list[str] = []
     for names, block, _ in located.groups:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
+
+import numpy as np
 
 from tqppo.queue.blocks.block import Block, BlockView
 
@@ -55,3 +57,23 @@ class Storage(Protocol):
     def free(self, locators: Sequence[Locator]) -> None: ...
     def sweep(self, known: Sequence[Locator], older_than_s: float) -> None: ...
     async def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RowRequest:
+    """Some rows and columns of one block."""
+
+    locator: Locator
+    columns: tuple[str, ...]
+    rows: np.ndarray  # ascending, each once
+
+
+@runtime_checkable
+class RowStorage(Protocol):
+    """What a storage may offer in addition: to send rows instead of whole columns.
+
+    The queue calls `read_rows` for blocks on other nodes. Each answer is a block with just the rows and columns asked
+    for, in their order (see `gather.excerpt`); None if there is no such block. Failures are as those of `read`.
+    """
+
+    async def read_rows(self, requests: Sequence[RowRequest]) -> list[BlockView | None]: ...

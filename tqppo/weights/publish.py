@@ -29,19 +29,29 @@ from tqppo.weights.shards import whole
 _TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "chat_template*", "vocab*", "merges.txt", "*.model")
 
 
-def entries(causal_lm: PreTrainedModel, dtype: torch.dtype) -> list[Entry]:
-    """Every weight under the name that `transformers` and the engines use; the output layer too when it is tied."""
+def entries(causal_lm: PreTrainedModel, dtype: torch.dtype, *, is_writer: bool = True) -> list[Entry]:
+    """Every weight under the name that `transformers` and the engines use; the output layer too when it is tied.
+
+    Every rank must call this and then fetch what it returns, in the file's order. A rank that is not the writer takes
+    part in gathering, and keeps nothing of it.
+    """
     found = []
     for name, tensor in causal_lm.state_dict().items():
         if ".lora_" in name:
             continue
         module, _, suffix = name.rpartition(".base_layer.")
-        fetch: Callable[[], Tensor] = partial(whole, tensor)
+        published_as = dtype if tensor.is_floating_point() else tensor.dtype
+        fetch: Callable[[], Tensor] = partial(whole, tensor, published_as)
         if module and suffix == "weight":
             fetch = partial(_merged, causal_lm.get_submodule(module))
-        published_as = dtype if tensor.is_floating_point() else tensor.dtype
         found.append(Entry(name.replace(".base_layer.", "."), published_as, tuple(tensor.shape), fetch))
-    return _as_on_disk(causal_lm, found) if _is_converted(causal_lm) else found
+    if not _is_converted(causal_lm):
+        return found
+    if is_writer:
+        return _as_on_disk(causal_lm, found)
+    for entry in found:
+        entry.fetch()
+    return []
 
 
 def _is_converted(causal_lm: PreTrainedModel) -> bool:
@@ -80,7 +90,7 @@ class Publisher:
     def publish(self, causal_lm: PreTrainedModel, dtype: torch.dtype, version: int, *, is_writer: bool) -> WeightSource:
         """Write the weights; every rank calls this, and the one that is the writer returns their folder."""
         if not is_writer:
-            tensorfile.write(None, entries(causal_lm, dtype))
+            tensorfile.write(None, entries(causal_lm, dtype, is_writer=False))
             return WeightSource("", version)
         draft = self._draft(causal_lm, dtype)
         found = entries(causal_lm, dtype)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
@@ -22,9 +23,14 @@ def is_sharded(tensor: Tensor) -> bool:
     return isinstance(tensor, DTensor)
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """The full tensor, detached. For a sharded tensor this is a collective that every rank must join."""
+def whole(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """The full tensor, detached. For a sharded tensor this is a collective that every rank must join.
+
+    With a `dtype` each rank casts its shard first, so that a smaller type moves fewer bytes.
+    """
     tensor = tensor.detach()
+    if dtype is not None:
+        tensor = tensor.to(dtype)
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 

@@ -154,11 +154,12 @@ class Actor(Learner):
     def export(self, folder: str) -> None:
         """A Hugging Face folder that `AutoModelForCausalLM.from_pretrained` loads; adapters merged."""
         path = Path(folder)
-        entries = weights.entries(self._policy().causal_lm, self.dtype)
-        if self.ranks.rank == 0:
+        is_writer = self.ranks.rank == 0
+        entries = weights.entries(self._policy().causal_lm, self.dtype, is_writer=is_writer)
+        if is_writer:
             path.mkdir(parents=True, exist_ok=True)
             weights.save_description(self._policy().causal_lm, self.spec.model.path, path, self.dtype)
-        weights.export(path if self.ranks.rank == 0 else None, entries)
+        weights.export(path if is_writer else None, entries)
 
     def _policy(self) -> PolicyModel:
         return cast(PolicyModel, cast(Any, self.model))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +19,7 @@ from tqppo.queue.blocks.block import Block, BlockView, Bytes, Encoded, Field, bu
 from tqppo.queue.blocks.encode import torch_dtype
 from tqppo.queue.meta import Json
 
+Views = Sequence[BlockView] | Mapping[int, BlockView]  # by the number that runs call them
 SHORT_RUN = 192  # bytes; the cost of copying a run equals that of picking this many bytes element by element
 
 
@@ -49,7 +50,7 @@ class Runs:
 
 
 def gather(
-    views: Sequence[BlockView], runs: Runs, name: str, arena: Arena, shapes: dict[bytes, Shape] | None = None
+    views: Views, runs: Runs, name: str, arena: Arena, shapes: dict[bytes, Shape] | None = None
 ) -> Tensor | list[Json]:
     """One column of the rows of `runs`: a dense tensor [B, *trailing], a jagged nested tensor, or a list.
 
@@ -75,7 +76,7 @@ def _check_alike(name: str, fields: Sequence[Field]) -> None:
         raise QueueError(f"column {name!r}: rows of one batch were put with different shapes: {found}")
 
 
-def _dense(views: Sequence[BlockView], runs: Runs, like: Field, arena: Arena) -> tuple[Bytes, Field, int]:
+def _dense(views: Views, runs: Runs, like: Field, arena: Arena) -> tuple[Bytes, Field, int]:
     size, num_rows = _item_bytes(like), int((runs.last - runs.first).sum())
     if len(runs.block) > 1 and len(runs.blocks) == 1 and size:
         values = arena.lend(num_rows * size)
@@ -87,7 +88,7 @@ def _dense(views: Sequence[BlockView], runs: Runs, like: Field, arena: Arena) ->
     return values, like, num_rows
 
 
-def _ragged(views: Sequence[BlockView], runs: Runs, like: Field, arena: Arena) -> tuple[Bytes, np.ndarray]:
+def _ragged(views: Views, runs: Runs, like: Field, arena: Arena) -> tuple[Bytes, np.ndarray]:
     """The values of the rows one after the other, and their lengths in tokens."""
     size = _item_bytes(like)
     if len(runs.block) == 1:
@@ -138,14 +139,14 @@ def _each(runs: Runs) -> list[tuple[int, int, int]]:
     return list(zip(runs.block.tolist(), runs.first.tolist(), runs.last.tolist(), strict=True))
 
 
-def _cuts(views: Sequence[BlockView], runs: Runs, name: str, starts: np.ndarray, stops: np.ndarray) -> list[Bytes]:
+def _cuts(views: Views, runs: Runs, name: str, starts: np.ndarray, stops: np.ndarray) -> list[Bytes]:
     """The bytes of every run, at the cost of one slice each, because there may be thousands."""
     values = {i: views[i].values(name) for i in runs.blocks}
     edges = zip(runs.block.tolist(), starts.tolist(), stops.tolist(), strict=True)
     return [values[block][start:stop] for block, start, stop in edges]
 
 
-def _joined(views: Sequence[BlockView], runs: Runs, sources: list[Bytes], num_bytes: int, arena: Arena) -> Bytes:
+def _joined(views: Views, runs: Runs, sources: list[Bytes], num_bytes: int, arena: Arena) -> Bytes:
     if len(sources) == 1 and views[runs.block[0]].writable:
         return sources[0]
     out = arena.lend(num_bytes)
