@@ -88,14 +88,15 @@ def write(
     def look(entry: Entry, tensor: Tensor) -> None:
         checksums[entry.name] = checksum(tensor.to(entry.dtype))
 
-    _write(path, _in_order(entries), {}, look=look if with_checksums and path is not None else None)
+    looking = look if with_checksums and path is not None else None
+    _write(path, _in_order(entries), {}, is_private=is_private, look=looking)
     return checksums
 
 
 def write_hashed(path: Path, entries: Sequence[Entry], about: Mapping[str, str]) -> Digest:
     """Write all entries, with texts `about` them, and hash the bytes on their way: nobody has to read them again."""
     entries, sha256 = _in_order(entries), hashlib.sha256()
-    size = _write(path, entries, about, hash_bytes=lambda written: sha256.update(memoryview(written.numpy())))
+    size = _write(path, entries, about, hash_bytes=lambda written: sha256.update(written.numpy().data))
     return Digest(size, sha256.hexdigest())
 
 
@@ -108,6 +109,7 @@ def _write(
     entries: Sequence[Entry],
     about: Mapping[str, str],
     *,
+    is_private: bool = False,
     look: Callable[[Entry, Tensor], None] | None = None,
     hash_bytes: Callable[[Tensor], None] | None = None,
 ) -> int:
@@ -207,12 +209,10 @@ class Place:
         if not count:
             return torch.empty(0, *self.shape[1:], dtype=self.dtype)
         row_bytes = (self.end - self.begin) // max(1, self.shape[0])
-        content = torch.empty(
-            count * row_bytes, dtype=torch.uint8
-        )  # torch's own memory: a worker at rest gives it back
+        content = torch.empty(count * row_bytes, dtype=torch.uint8)  # torch's own: a worker at rest gives it back
         with file.open("rb") as opened:
             opened.seek(self.begin + begin * row_bytes)
-            if opened.readinto(memoryview(content.numpy())) != len(content):
+            if opened.readinto(content.numpy().data) != len(content):
                 raise ValueError(f"{file} is shorter than its header says")
         return content.view(self.dtype).view(count, *self.shape[1:])
 
