@@ -23,7 +23,7 @@ from faults.processes import SOON_S, index_of, lost_soon, process_of, storage_of
 from tqppo.errors import DataLost, QueueError
 from tqppo.queue.blocks.block import Block
 from tqppo.queue.client import BatchMeta, Queue
-from tqppo.queue.link import calls
+from tqppo.queue.link import replies
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import test files
 segments = importlib.import_module("tqppo_backends.storage.segments")
@@ -58,7 +58,7 @@ class Producer:
 
     def die_while_writing(self, queue: Queue) -> None:
         self.put(queue, ["before"], 10)
-        write, copy, block = os.pwritev, segments._copy, calls.RayReply.block
+        write, copy, block = os.pwritev, segments._copy, replies.RayReply.block
 
         def half(handle: int, buffers: Any, position: int) -> int:
             write(handle, [buffers[0], buffers[1][:100]], position)
@@ -69,12 +69,12 @@ class Producer:
             copy(dataclasses.replace(whole, pieces=whole.pieces[:2]), memory)
             os.kill(os.getpid(), signal.SIGKILL)
 
-        def dies_before_the_answer(reply: calls.RayReply) -> Any:
+        def dies_before_the_answer(reply: replies.RayReply) -> Any:
             if reply.process.startswith("the storage"):  # the request is sent, the answer not yet read
                 os.kill(os.getpid(), signal.SIGKILL)
             return block(reply)
 
-        os.pwritev, calls.RayReply.block = half, dies_before_the_answer  # type: ignore[assignment,method-assign]
+        os.pwritev, replies.RayReply.block = half, dies_before_the_answer  # type: ignore[assignment,method-assign]
         segments._copy = half_copied
         self.put(queue, ["ghost"], LARGE)
 

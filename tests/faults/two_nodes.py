@@ -20,7 +20,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from tqppo.columns import Column, Kind, declare
 from tqppo.errors import DataLost
 from tqppo.queue.client import BatchMeta, Queue
-from tqppo.queue.link.calls import NOT_YET, RayReply
+from tqppo.queue.link.replies import NOT_YET, RayReply
 
 NAMES = ["tokens", "reward", "far_image", "far_json"]
 MIB = 1 << 20

@@ -20,6 +20,7 @@ from tqppo.doctor.tokenizers import load_tokenizer
 from tqppo.queue.client import Queue
 from tqppo.queue.saved import INDEX
 from tqppo.run.checkpoint import CONFIG, DRIVER, MANIFEST, CheckpointStore
+from tqppo.space import Digest
 from tqppo.tiny.model import write_tiny_model
 from tqppo.weights.file import MODEL_FILE, MappedFile
 from tqppo.workers.compute.loading import TensorFiles, open_model
@@ -77,9 +78,10 @@ class Manifests:
         return CheckpointStore(self._run / "checkpoints", run_files=lambda: [self._run / CONFIG])
 
     @staticmethod
-    def _save(folder: Path) -> None:
+    def _save(folder: Path) -> dict[str, Digest]:
         (folder / "actor").mkdir()
         (folder / "actor" / "model.safetensors").write_bytes(bytes(64))
+        return {}
 
     def make(self, rng: random.Random) -> None:
         self._folder.restore()

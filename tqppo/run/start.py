@@ -117,6 +117,8 @@ def resume(
         if not fork:
             return _go_on(Attempt(resumed_config(folder, changes), folder, found, lock, verbosity, callbacks, notes))
         changed = changed_results(folder, changes)
+        if not changed:
+            _check_room(resumed_config(folder, changes), folder.path, {})
         forked = new_run(folder.path.parent, fork, preset="", model="")
         with RunLock(forked.path) as lock:
             forked.refuse_if_taken(overwrite=False)  # another process may have trained here meanwhile
