@@ -54,6 +54,19 @@ def test_a_death_is_seen_at_once_where_something_else_has_failed(service: subpro
             ray_health.check(now=True)
 
 
+def test_whatever_fails_once_a_service_is_gone_fails_because_of_it(service: subprocess.Popen[bytes]) -> None:
+    def fail_without_the_service() -> None:
+        with watched([LocalService("the raylet", service.pid)], never):
+            service.kill()
+            service.wait()
+            raise ValueError("rows are lost")
+
+    with pytest.raises(ClusterLost, match="the raylet"):
+        fail_without_the_service()
+    with pytest.raises(ValueError, match="another reason"), watched([], never):
+        raise ValueError("another reason")
+
+
 def test_a_process_that_does_not_leave_after_the_loss_is_ended(
     service: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:

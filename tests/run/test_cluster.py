@@ -15,7 +15,7 @@ import ray
 from disks import files_of_at_most
 
 from tqppo.errors import PreflightError
-from tqppo.run.cluster import PRIVATE_PREFIX, TIMED_OUT, _keep_logs, _time_to_start, ray_cluster, start_patiently
+from tqppo.run.cluster import PRIVATE_PREFIX, TOO_SLOW, _keep_logs, _time_to_start, ray_cluster, start_patiently
 from tqppo.run.ray_token import FILE
 
 START = """
@@ -138,7 +138,7 @@ def test_logs_that_do_not_fit_are_said_and_leave_no_half(tmp_path: Path, caplog:
 class SlowStart:
     """A start that times out as Ray does, some times, and leaves a process behind each time."""
 
-    def __init__(self, failures: int, text: str = f"The current node {TIMED_OUT}.") -> None:
+    def __init__(self, failures: int, text: str = f"The current node {TOO_SLOW[0]}.") -> None:
         self.failures, self.text, self.left = failures, text, list[subprocess.Popen[bytes]]()
 
     def __call__(self) -> None:
@@ -154,8 +154,9 @@ def no_shutdown(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_shutdown")
-def test_a_start_that_times_out_is_tried_again_and_leaves_no_process() -> None:
-    start, said = SlowStart(2), list[str]()
+@pytest.mark.parametrize("text", TOO_SLOW)
+def test_a_start_that_times_out_is_tried_again_and_leaves_no_process(text: str) -> None:
+    start, said = SlowStart(2, f"Ray: {text}."), list[str]()
     start_patiently(start, said.append)
     assert [re.sub(r"load \d+", "load", each) for each in said] == [
         "Ray did not start within 30 s on this busy machine (load); attempt 2 of 4 has 60 s",

@@ -63,7 +63,7 @@ def runs(tmp_path: Path) -> Runs:
 
 @pytest.mark.parametrize("mode", CASES)
 def test_every_mode_trains_validates_and_exports(runs: Runs, mode: str) -> None:
-    before, seen = torch_now(), list[int]()
+    before, running, seen = torch_now(), loops(), list[int]()
     run = runs.train(mode, mode, at_step=seen.append)
     assert seen == [0, 1, 2]
     rows, files = runs.results(mode)
@@ -75,7 +75,7 @@ def test_every_mode_trains_validates_and_exports(runs: Runs, mode: str) -> None:
     assert files
     assert (run.folder / "export" / "hf" / "model.safetensors").is_file()
     assert torch_now() == before
-    assert leftovers() == []
+    assert leftovers(running) == []
 
 
 def interrupted(runs: Runs, name: str, *, times: int) -> None:
@@ -93,10 +93,16 @@ def torch_now() -> tuple[int, bool, int]:
     return torch.get_num_threads(), torch.are_deterministic_algorithms_enabled(), torch.initial_seed()
 
 
-def leftovers() -> list[str]:
+def loops() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "tqppo-loop"]
+
+
+def leftovers(before: list[threading.Thread]) -> list[str]:
+    """Loops that were not there before, and weights of this process."""
     mine = f"-{os.getpid()}-"
-    threads = [thread.name for thread in threading.enumerate() if thread.name == "tqppo-loop"]
-    return threads + [path.name for path in Path("/dev/shm").glob("tqppo-weights-*") if mine in path.name]
+    return [thread.name for thread in loops() if thread not in before] + [
+        path.name for path in Path("/dev/shm").glob("tqppo-weights-*") if mine in path.name
+    ]
 
 
 def test_a_run_that_ctrl_c_stopped_goes_on_to_the_same_bytes(runs: Runs) -> None:
@@ -108,8 +114,9 @@ def test_a_run_that_ctrl_c_stopped_goes_on_to_the_same_bytes(runs: Runs) -> None
 
 
 def test_a_second_ctrl_c_aborts_and_leaves_nothing_behind(runs: Runs) -> None:
+    running = loops()
     interrupted(runs, "aborted", times=2)
-    assert leftovers() == []
+    assert leftovers(running) == []
 
 
 def test_an_error_in_a_role_is_raised_with_its_place(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,7 +111,7 @@ _current: list[RayHealth] = []  # of this process, which has at most one Ray
 def watched(
     services: list[RayService], on_stuck: Callable[[str], None], *, on_lost: Callable[[], object] = lambda: None
 ) -> Iterator[RayHealth]:
-    """Watch these services meanwhile. At a loss `on_lost` is called, in a thread.
+    """Watch these services meanwhile. At a loss `on_lost` is called, in a thread; errors from then on are ClusterLost.
 
     `on_stuck` gets the message if this is not left soon after the loss.
     """
@@ -119,6 +119,12 @@ def watched(
     _current[:] = [health]  # a lost one stays the current one until the next starts: all that is left of it must end
     try:
         yield health
+    except ClusterLost:
+        raise
+    except Exception as error:
+        if message := health.look():  # whatever failed, this is why
+            raise ClusterLost(message) from error
+        raise
     finally:
         health.close()
 

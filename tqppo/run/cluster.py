@@ -45,7 +45,7 @@ CONNECT_TIMEOUT_S = 120.0  # for a cluster to take this process in
 SHUTDOWN_TIMEOUT_S = 20.0
 LOST_SHUTDOWN_S = 2.0  # where Ray's own processes are gone, there is nothing to wait for
 SERVICES = {"gcs_server": "its control service (GCS)", "raylet": "the raylet of this node"}
-TIMED_OUT = "timed out during startup"  # Ray raises a plain Exception with this text
+TOO_SLOW = ("timed out during startup", "Failed to start GCS")  # texts of the plain exceptions that Ray raises
 OBJECT_STORE_BYTES = 256 * 1024 * 1024  # enough for metadata; tensors live in tqppo's own storage
 
 
@@ -196,7 +196,7 @@ def start_patiently(start: Callable[[], object], warn: Callable[[str], None] = l
                 start()
             return
         except Exception as error:
-            if TIMED_OUT not in str(error):
+            if not any(text in str(error) for text in TOO_SLOW):
                 raise
         within(SHUTDOWN_TIMEOUT_S, ray.shutdown, "Ray's shutdown after a start that failed")
         end(set(descendants(os.getpid())) - ours)

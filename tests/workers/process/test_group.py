@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from saved_parts import all_parts
 
 from tqppo.dataflow import Features
 from tqppo.devices.seats import Seat
@@ -198,6 +197,8 @@ def test_two_actor_ranks_do_what_one_does(spec: RoleSpec, rows: dict[str, Any], 
         assert_close(published, load_file(Path(alone_published(one), "model.safetensors")), 1e-5)
         two.call(Actor.save, str(tmp_path / "two"))
         one.save(str(tmp_path / "one"))
+        from saved_parts import all_parts  # not at the top: processes of Ray import this module, and have no such path
+
         moments = [all_parts(tmp_path / name, "optimizer") for name in ("one", "two")]
         assert_close(*moments, 1e-6)
         next_step = two.update(Actor.update, extended, step=2)
