@@ -10,13 +10,13 @@ import tempfile
 from pathlib import Path
 
 from tqppo.processes import reaper
+from tqppo.queue.storage import FOLDER_PREFIX as PREFIX
 from tqppo.space import SHARED_MEMORY
 
 from .mappings import discard
 
 log = logging.getLogger(__name__)
 
-PREFIX = "tqppo-queue-"  # of every folder
 MIN_FREE_BYTES = 512 << 20  # with less than this (and than the budget) free, shared memory is not used
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tqppo.processes import lifeline
+from tqppo.processes import lifeline, reaper
+from tqppo.processes.reaper import claim
 from tqppo.space import SHARED_MEMORY
 
 STUBBORN = (
@@ -27,7 +28,8 @@ time.sleep(600)
 """
 OWNER = """
 import os, subprocess, sys, time
-from tqppo.processes import lifeline
+from tqppo.processes import lifeline, reaper
+from tqppo.processes.reaper import claim
 watcher = lifeline.Watcher([sys.argv[1] + "/left-*"])
 command = [sys.executable, "-c", sys.argv[2]]
 family = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
@@ -211,3 +213,16 @@ def test_a_command_dies_with_a_guard_that_is_killed(tmp_path: Path) -> None:
 
 def test_the_script_and_the_package_mean_the_same_shared_memory() -> None:
     assert f"{SHARED_MEMORY}/" == lifeline.SHARED
+
+
+def test_folders_of_live_processes_are_left_alone(tmp_path: Path) -> None:
+    mine, dead = claim(tmp_path / "tqppo-mine"), tmp_path / "tqppo-dead"
+    dead.mkdir()
+    (dead / reaper.LOCK).touch()
+    (dead / "data").write_bytes(b"1")
+    owner = subprocess.Popen(lifeline.guard_command(remove=[str(tmp_path / "tqppo-*")]), stdin=subprocess.PIPE)
+    owner.communicate(timeout=20)
+    assert not dead.exists()
+    assert mine.folder.exists()
+    mine.release()
+    assert lifeline.LOCK == reaper.LOCK

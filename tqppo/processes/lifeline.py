@@ -6,7 +6,8 @@ the script of the guard, a small process between an owner and what it started:
     python -I -S lifeline.py [--remove PATTERN]… [--grace-s S] [--log FILE] [COMMAND…]
 
 The owner holds the guard's standard input. When that pipe closes, which the kernel does even after SIGKILL, the guard
-ends COMMAND, everything COMMAND started and every process named on the pipe, then removes what matches the patterns.
+ends COMMAND, everything COMMAND started and every process named on the pipe, then removes what matches the patterns,
+except folders of live processes (`tqppo.processes.reaper` says how these are told apart).
 When COMMAND ends by itself, the guard cleans up likewise. It writes the exit code of COMMAND to standard output, whose
 end means that no process is left. Standard library only, so that any interpreter can run it. Linux only.
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import fcntl
 import glob
 import os
 import select
@@ -32,6 +34,7 @@ SHARED = "/dev/shm/"  # `space.SHARED_MEMORY`; written again because this script
 LOOK_S, NUM_LOOKS = 1.0, 3  # after a change in shared memory, look this often for files of the command
 KILL_TIMEOUT_S = 10.0  # a process in an uninterruptible system call ignores SIGKILL until the call returns
 DISMISSED = "dismissed"
+LOCK = ".lock"  # `reaper.LOCK`; written again for the same reason
 
 
 class Stat(NamedTuple):
@@ -259,6 +262,19 @@ def _signal(pid: int, number: signal.Signals) -> None:
         os.kill(pid, number)
 
 
+def _remove(folder: str) -> None:
+    """Delete a folder, unless a live process has locked it."""
+    with contextlib.ExitStack() as stack:
+        try:
+            lock = stack.enter_context(open(os.path.join(folder, LOCK), "rb"))
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return
+        except OSError:  # it has no lock file, or is another user's
+            pass
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def _start(command: Sequence[str], log_path: str) -> subprocess.Popen[bytes]:
     guard = os.getpid()
     with open(log_path, "ab") as log:
@@ -316,7 +332,7 @@ def main() -> None:
     end([*descendants(os.getpid()), *(pid for pid, started in named if _is_same(pid, started))])
     for pattern in options.remove:
         for path in glob.glob(pattern):
-            shutil.rmtree(path, ignore_errors=True)
+            _remove(path)
     shared.remove()
     if command is not None:
         with contextlib.suppress(subprocess.TimeoutExpired):

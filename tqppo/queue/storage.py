@@ -10,6 +10,8 @@ import numpy as np
 
 from tqppo.queue.blocks.block import Block, BlockView
 
+FOLDER_PREFIX = "tqppo-queue-"  # of folders in shared memory; those of dead owners are removed at the end of any run
+
 
 @dataclass(frozen=True, slots=True)
 class StorageSpec:

@@ -25,6 +25,7 @@ from tqppo.processes import ray_health
 from tqppo.processes.deadline import within
 from tqppo.processes.lifeline import Watcher, adopt_orphans, descendants, end
 from tqppo.processes.reaper import claim, reap
+from tqppo.queue.storage import FOLDER_PREFIX
 from tqppo.run.ray_token import new_token
 from tqppo.run.worker_logs import keep_worker_logs
 from tqppo.weights import location
@@ -113,7 +114,8 @@ def _private(size: Mapping[str, int | None], logs: Path, hooks: Hooks) -> Iterat
     owned = claim(parent / f"{PRIVATE_PREFIX}{os.getpid()}-{secrets.token_hex(3)}")
     session = owned.folder / SESSIONS
     others = set(descendants(os.getpid()))
-    watcher = Watcher([str(owned.folder), *location.patterns()])
+    queues = [str(place / f"{FOLDER_PREFIX}*") for place in location.parents()]
+    watcher = Watcher([str(owned.folder), *location.patterns(), *queues])
     start = partial(ray.init, "local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     started: list[int] = []
     try:

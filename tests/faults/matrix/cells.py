@@ -22,6 +22,8 @@ TITLES = {
     "GCS": ("gcs_server",),
 }
 WHO = ("driver", *RANKS, *TITLES)
+TEACHER = "teacher"  # of distillation, which scores during generation
+TITLES[TEACHER] = ("ray::TeacherWorker",)
 HOLD_S = 5.0  # how long a driver is stopped: nobody ends a run because its terminal sleeps
 
 
@@ -33,6 +35,10 @@ class Cell:
 
     def __str__(self) -> str:
         return f"{self.who} / {self.when} / {self.how}"
+
+    @property
+    def mode(self) -> str:
+        return "distill" if self.who == TEACHER else "ppo"
 
     @property
     def must_survive(self) -> bool:
@@ -51,6 +57,7 @@ def all_cells() -> list[Cell]:
     cells += [Cell("driver", "update", "full disk"), Cell("driver", "validation", "full disk")]
     cells += [Cell("rollout worker", "generation", "full /dev/shm"), Cell("actor", "publish", "full /dev/shm")]
     cells += [Cell(who, when, "few descriptors") for who in ("driver", "rollout worker", "actor") for when in WHEN]
+    cells += [Cell(TEACHER, when, how) for how in ("KILL", "STOP") for when in WHEN if when != "scoring"]
     return cells
 
 

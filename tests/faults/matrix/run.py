@@ -28,9 +28,12 @@ STEPS = 3
 START_S, DEADLINE_S, CLEAN_S = 600.0, 120.0, 60.0
 SETTINGS = [
     f"run.max_steps={STEPS}", "warm_start.steps=0", "model.hidden_size=16", "model.num_layers=1",
-    "validation.interval=1", "algorithm.kl_reward=k1", "algorithm.kl_reward_coef=0.01",
-    "reward.function=reward.py:half",
+    "validation.interval=1",
 ]  # fmt: skip
+OF_MODE = {
+    "ppo": ["algorithm.kl_reward=k1", "algorithm.kl_reward_coef=0.01", "reward.function=reward.py:half"],
+    "distill": [],
+}
 REWARD = """
 def half(data_source, solution_str, ground_truth, extra_info=None):
     return 0.5 + 0.01 * len(solution_str)
@@ -76,11 +79,12 @@ def run_cell(cell: Cell, *, deadline_s: float = DEADLINE_S) -> Outcome:
 
 
 def _start(cell: Cell, folder: Path) -> subprocess.Popen[str]:
-    (folder / "ppo.toml").write_text(MODES["ppo"])
+    config = folder / f"{cell.mode}.toml"
+    config.write_text(MODES[cell.mode])
     (folder / "reward.py").write_text(REWARD)
-    words = [word for setting in SETTINGS for word in ("--set", setting)]
+    words = [word for setting in [*SETTINGS, *OF_MODE[cell.mode]] for word in ("--set", setting)]
     command = [sys.executable, "-m", "faults.matrix.driver", cell.when, "2", str(folder)]
-    command += ["train", "--config", "ppo.toml", "--name", "cell", *words]
+    command += ["train", "--config", config.name, "--name", "cell", *words]
     environment = {
         **os.environ,
         "PYTHONPATH": str(Path(__file__).parents[2]),
