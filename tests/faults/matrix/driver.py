@@ -61,15 +61,15 @@ def _held(count: int, folder: Path, groups: list[Any]) -> Callable[[], None]:
 
 
 def _pid(rank: Any) -> int:
-    return int(ray.get(rank.__ray_call__.remote(lambda self: os.getpid()), timeout=60))
+    return int(ray.get(rank.actor.__ray_call__.remote(lambda self: os.getpid()), timeout=60))
 
 
 def _note_groups(groups: list[Any]) -> None:
     start = WorkerGroup.start
 
-    def noted(group: Any) -> None:
+    def noted(group: Any, *arguments: Any) -> None:
         groups.append(group)
-        start(group)
+        start(group, *arguments)
 
     WorkerGroup.start = noted  # type: ignore[method-assign]
 
