@@ -32,7 +32,7 @@ SETTINGS = [
 ]  # fmt: skip
 OF_MODE = {
     "ppo": ["algorithm.kl_reward=k1", "algorithm.kl_reward_coef=0.01", "reward.function=reward.py:half"],
-    "distill": [],
+    "distill": ["distillation.timeout_s=20"],
 }
 REWARD = """
 def half(data_source, solution_str, ground_truth, extra_info=None):
@@ -119,7 +119,7 @@ def _problems(cell: Cell, code: int | None, folder: Path) -> list[str]:
     output = (folder / "output.txt").read_text()
     found = [f"it says {match[0]!r}: {_end_of(folder)}" for match in [BAD.search(output)] if match]
     written = folder / "runs" / "cell" / "metrics.jsonl"
-    done = len(metrics.read(written)) if written.exists() else 0
+    done = max((int(row["step"]) for row in metrics.read(written)), default=0) if written.exists() else 0
     if code == 0 and done != STEPS:
         found.append(f"it ended with 0 after {done} of {STEPS} steps")
     if code != 0 and cell.must_survive:
