@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 from tqppo.processes import reaper
-from tqppo.queue.storage import FOLDER_PREFIX as PREFIX
+from tqppo.queue.storage import FOLDER_PREFIX
 from tqppo.space import SHARED_MEMORY
 
 from .mappings import discard
@@ -44,7 +44,7 @@ def choose_parent(budget_bytes: int, base: str = "") -> Path:
 
 def reap(parent: Path) -> list[str]:
     """Delete the folders of dead runs."""
-    return reaper.reap(parent, PREFIX, discard_files)
+    return reaper.reap(parent, FOLDER_PREFIX, discard_files)
 
 
 def remove_run(prefix: str, base: str = "") -> None:

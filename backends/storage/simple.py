@@ -12,9 +12,9 @@ import numpy as np
 from tqppo.errors import DataLost
 from tqppo.processes.nodes import this_node
 from tqppo.queue.blocks.block import Block, BlockView
-from tqppo.queue.storage import Locator, RowRequest, StorageSpec
+from tqppo.queue.storage import FOLDER_PREFIX, Locator, RowRequest, StorageSpec
 
-from .folders import PREFIX, remove_run
+from .folders import remove_run
 from .rows import Pieces, by_node, opened
 from .segments import Segments
 
@@ -98,7 +98,7 @@ class SimpleStorage:
             await self._servers.close()
         if self._segments is not None:
             self._segments.remove()
-        remove_run(f"{PREFIX}{self.spec.run}-", self.spec.dir)  # also those of owners that were killed
+        remove_run(f"{FOLDER_PREFIX}{self.spec.run}-", self.spec.dir)  # also those of owners that were killed
 
     @cached_property
     def _servers(self) -> FileServers:
@@ -131,7 +131,7 @@ def _copied(view: BlockView, columns: Sequence[str] | None) -> BlockView:
 
 
 def folder_name(spec: StorageSpec, node: str) -> str:
-    return f"{PREFIX}{spec.run}-{node[:12]}"
+    return f"{FOLDER_PREFIX}{spec.run}-{node[:12]}"
 
 
 def find(spec: StorageSpec, node: str) -> Segments:
