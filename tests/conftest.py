@@ -77,20 +77,22 @@ def local_ray() -> Iterator[None]:
     import ray
 
     from tqppo.run.cluster import start_patiently
+    from tqppo.run.ray_token import new_token
 
     folder = tempfile.mkdtemp(prefix="tqppo-tests-")  # a short path: Ray puts sockets there, whose paths have 107 bytes
-    start_patiently(
-        lambda: ray.init(
-            address="local",
-            num_cpus=16,
-            include_dashboard=False,
-            log_to_driver=False,
-            object_store_memory=512 * 1024 * 1024,
-            _temp_dir=folder,
+    with new_token(Path(folder)):  # Ray would otherwise keep what an earlier test of this process has set
+        start_patiently(
+            lambda: ray.init(
+                address="local",
+                num_cpus=16,
+                include_dashboard=False,
+                log_to_driver=False,
+                object_store_memory=512 * 1024 * 1024,
+                _temp_dir=folder,
+            )
         )
-    )
-    yield
-    ray.shutdown()
+        yield
+        ray.shutdown()
     shutil.rmtree(folder, ignore_errors=True)
 
 
