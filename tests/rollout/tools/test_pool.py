@@ -246,7 +246,7 @@ def test_tools_and_their_children_end_when_their_owner_is_killed(file: Path, tmp
     until(lambda: not any(map(is_alive, below)))
 
 
-def until(happened: Callable[[], object], timeout_s: float = 20.0) -> None:
+def until(happened: Callable[[], object], timeout_s: float = 60.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not happened():
         assert time.monotonic() < deadline, f"did not happen within {timeout_s} s"
