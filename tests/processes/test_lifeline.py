@@ -220,9 +220,11 @@ def test_folders_of_live_processes_are_left_alone(tmp_path: Path) -> None:
     dead.mkdir()
     (dead / reaper.LOCK).touch()
     (dead / "data").write_bytes(b"1")
-    owner = subprocess.Popen(lifeline.guard_command(remove=[str(tmp_path / "tqppo-*")]), stdin=subprocess.PIPE)
+    (tmp_path / "tqppo-begun").mkdir()  # its process has not locked it yet
+    owner = subprocess.Popen(lifeline.guard_command(reap=[str(tmp_path / "tqppo-*")]), stdin=subprocess.PIPE)
     owner.communicate(timeout=20)
     assert not dead.exists()
     assert mine.folder.exists()
+    assert (tmp_path / "tqppo-begun").exists()
     mine.release()
     assert lifeline.LOCK == reaper.LOCK

@@ -3,11 +3,11 @@
 Used by `run.cluster` (Ray's processes), by the reward pool, and by the engines that run as servers. This file is also
 the script of the guard, a small process between an owner and what it started:
 
-    python -I -S lifeline.py [--remove PATTERN]… [--grace-s S] [--log FILE] [COMMAND…]
+    python -I -S lifeline.py [--remove PATTERN]… [--reap PATTERN]… [--grace-s S] [--log FILE] [COMMAND…]
 
 The owner holds the guard's standard input. When that pipe closes, which the kernel does even after SIGKILL, the guard
-ends COMMAND, everything COMMAND started and every process named on the pipe, then removes what matches the patterns,
-except folders of live processes (`tqppo.processes.reaper` says how these are told apart).
+ends COMMAND, everything COMMAND started and every process named on the pipe, then removes what matches the
+patterns; of those to reap, only folders whose lock nobody holds (`tqppo.processes.reaper` explains the lock).
 When COMMAND ends by itself, the guard cleans up likewise. It writes the exit code of COMMAND to standard output, whose
 end means that no process is left. Standard library only, so that any interpreter can run it. Linux only.
 """
@@ -141,10 +141,15 @@ def end_children() -> None:
 
 
 def guard_command(
-    command: Sequence[str] = (), *, remove: Sequence[str] = (), grace_s: float = 0.0, log: str = ""
+    command: Sequence[str] = (),
+    *,
+    remove: Sequence[str] = (),
+    reap: Sequence[str] = (),
+    grace_s: float = 0.0,
+    log: str = "",
 ) -> list[str]:
     """The command line of a guard; see the top of this file."""
-    removals = [f"--remove={pattern}" for pattern in remove]
+    removals = [*(f"--remove={pattern}" for pattern in remove), *(f"--reap={pattern}" for pattern in reap)]
     options = [*removals, f"--grace-s={grace_s}", f"--log={log or os.devnull}"]
     return [sys.executable, "-I", "-S", os.path.abspath(__file__), *options, "--", *command]
 
@@ -152,8 +157,8 @@ def guard_command(
 class Watcher:
     """A guard without a command, seen from its owner: `watch` names the processes that must not outlive it."""
 
-    def __init__(self, remove: Sequence[str]) -> None:
-        command = guard_command(remove=remove)
+    def __init__(self, remove: Sequence[str], reap: Sequence[str] = ()) -> None:
+        command = guard_command(remove=remove, reap=reap)
         self._guard = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, start_new_session=True)
 
     def watch(self, pids: Iterable[int]) -> None:
@@ -262,17 +267,12 @@ def _signal(pid: int, number: signal.Signals) -> None:
         os.kill(pid, number)
 
 
-def _remove(folder: str) -> None:
-    """Delete a folder, unless a live process has locked it."""
-    with contextlib.ExitStack() as stack:
-        try:
-            lock = stack.enter_context(open(os.path.join(folder, LOCK), "rb"))
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return
-        except OSError:  # it has no lock file, or is another user's
-            pass
-        shutil.rmtree(folder, ignore_errors=True)
+def _reap(folder: str) -> None:
+    """Delete a folder of this user whose owner is dead. One without a lock file may be about to get it: it stays."""
+    with contextlib.suppress(OSError), open(os.path.join(folder, LOCK), "rb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(lock.fileno()).st_uid == os.getuid():
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _start(command: Sequence[str], log_path: str) -> subprocess.Popen[bytes]:
@@ -317,6 +317,7 @@ def _wait(command: subprocess.Popen[bytes] | None, signals: int, shared: SharedF
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--remove", action="append", default=[])
+    parser.add_argument("--reap", action="append", default=[])
     parser.add_argument("--grace-s", type=float, default=0.0)
     parser.add_argument("--log", default=os.devnull)
     parser.add_argument("command", nargs="*")
@@ -332,7 +333,10 @@ def main() -> None:
     end([*descendants(os.getpid()), *(pid for pid, started in named if _is_same(pid, started))])
     for pattern in options.remove:
         for path in glob.glob(pattern):
-            _remove(path)
+            shutil.rmtree(path, ignore_errors=True)
+    for pattern in options.reap:
+        for path in glob.glob(pattern):
+            _reap(path)
     shared.remove()
     if command is not None:
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -115,7 +115,7 @@ def _private(size: Mapping[str, int | None], logs: Path, hooks: Hooks) -> Iterat
     session = owned.folder / SESSIONS
     others = set(descendants(os.getpid()))
     queues = [str(place / f"{FOLDER_PREFIX}*") for place in location.parents()]
-    watcher = Watcher([str(owned.folder), *location.patterns(), *queues])
+    watcher = Watcher([str(owned.folder), *location.patterns()], reap=queues)
     start = partial(ray.init, "local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     started: list[int] = []
     try:

@@ -94,7 +94,7 @@ def write(
 
 
 def write_hashed(path: Path, entries: Sequence[Entry], about: Mapping[str, str]) -> Digest:
-    """Write all entries, with texts `about` them, and hash the bytes on their way: nobody has to read them again."""
+    """Write all entries with the texts `about` them. The bytes are hashed as they are written, and not read again."""
     entries, sha256 = _in_order(entries), hashlib.sha256()
     size = _write(path, entries, about, hash_bytes=lambda written: sha256.update(written.numpy().data))
     return Digest(size, sha256.hexdigest())
