@@ -54,6 +54,7 @@ MAY_CHANGE = (
 # Settings of memory and placement, which a resume may change too. They change the order in which numbers are added up.
 MAY_ROUND = (
     *(f"{role}.ranks" for role in ("actor", "critic", "reference", "reward_model")),
+    *(f"{role}.context_parallel" for role in ("actor", "critic", "reference", "reward_model")),
     *(f"{role}.micro_batch_tokens" for role in ("actor", "critic", "reference", "reward_model")),
     "actor.gradient_checkpointing",
     "critic.gradient_checkpointing",
