@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 
@@ -20,6 +23,16 @@ def member(engine: str, server: str = "first", num_ranks: int = 1) -> Member:
     return Member(engine, server, num_ranks, "gloo")
 
 
+@contextmanager
+def open_sender() -> Iterator[Sender]:
+    """A sender. Its threads are awaited, because a process cannot end in the middle of a collective."""
+    before, made = set(threading.enumerate()), Sender()
+    yield made
+    made.close()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(LIMIT_S)
+
+
 class Receiver:
     """Takes part as an engine with one process does."""
 
@@ -32,7 +45,7 @@ class Receiver:
         place = self.sender.meet(party, self.member, LIMIT_S)
         with ThreadPoolExecutor(1) as other:
             if place.is_new:
-                joining = other.submit(self.sender.join, party, LIMIT_S)
+                joining = other.submit(self.sender.join, party, self.limit_s)
                 self.join(offer, place)
                 joining.result(LIMIT_S)
             sending = other.submit(self.sender.send, party, str(folder), bucket_bytes)

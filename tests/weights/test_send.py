@@ -17,7 +17,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch.distributed import distributed_c10d
 
-from tests.weights.receiving import ENGINES, LIMIT_S, Receiver, member
+from tests.weights.receiving import ENGINES, LIMIT_S, Receiver, member, open_sender
 from tqppo.errors import EngineError, PeerFailed
 from tqppo.protocols import Member, Party
 from tqppo.weights.file import MappedFile
@@ -37,9 +37,8 @@ def published(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def sender() -> Iterator[Sender]:
-    made = Sender()
-    yield made
-    made.close()
+    with open_sender() as made:
+        yield made
 
 
 @pytest.mark.parametrize("bucket_bytes", [1, 100, 500, 2**30])
@@ -121,7 +120,7 @@ def test_when_one_engine_fails_the_others_learn_which_at_once(
     published: Path, sender: Sender, tmp_path: Path, when: str
 ) -> None:
     party = Party("v1", ENGINES)
-    receivers = [Receiver(sender, engine) for engine in ENGINES]
+    receivers = [Receiver(sender, engine, limit_s=8.0) for engine in ENGINES]
     save_file({"wide": torch.zeros(2**24)}, tmp_path / "model.safetensors")  # more than the sockets' buffers hold
     if when == "receiving":
         together(receivers, "v0", published)
@@ -130,7 +129,7 @@ def test_when_one_engine_fails_the_others_learn_which_at_once(
         """The sender's part; an engine's own has a deadline of its own."""
         place = sender.meet(party, each.member, LIMIT_S)
         if place.is_new:
-            sender.join(party, LIMIT_S)
+            sender.join(party, each.limit_s)
         sender.send(party, str(tmp_path), 500)
 
     began = time.monotonic()
@@ -142,7 +141,7 @@ def test_when_one_engine_fails_the_others_learn_which_at_once(
         for each in others:
             with pytest.raises(PeerFailed, match="rollout-2 failed to get the weights: it is out of memory"):
                 each.result(LIMIT_S)
-    assert time.monotonic() - began < LIMIT_S / 2
+    assert time.monotonic() - began < 6.0
     assert not sender.groups, "a group in which one failed is not used again"
 
 

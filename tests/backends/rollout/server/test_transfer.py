@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tests.weights.receiving import ENGINES, LIMIT_S, Receiver
+from tests.weights.receiving import ENGINES, LIMIT_S, Receiver, open_sender
 from tqppo.errors import EngineError, PeerFailed
 from tqppo.protocols import Bucket, EngineSpec, GroupPlace, Offer, Party, WeightSource
 from tqppo.weights.send import Sender, SenderClient
@@ -96,9 +96,8 @@ class World:
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
-    sender = Sender()
-    yield World(sender, tmp_path)
-    sender.close()
+    with open_sender() as sender:
+        yield World(sender, tmp_path)
 
 
 def test_all_engines_of_a_party_join_once_and_get_every_version(world: World) -> None:
@@ -131,6 +130,7 @@ def test_the_failure_of_one_engine_reaches_the_others_with_its_name_and_reason(
     world: World, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(importlib.import_module("tqppo_backends.rollout.server.group"), "REASON_S", 0.2)
+    monkeypatch.setattr(weights, "CONTROL_TIMEOUT_S", 5.0)
 
     async def whole() -> list[BaseException | None]:
         if step != "join":
