@@ -40,7 +40,8 @@ from tqppo.run.cluster import ray_cluster
 from tqppo.run.folder import new_run
 from tqppo.run.live import LiveRun
 from tqppo.tiny import warm_start
-from tqppo.tiny.model import TinyShape, byte_tokenizer
+from tqppo.tiny.model import TinyShape
+from tqppo.tiny.tokenizer import byte_tokenizer
 
 SEEDS = (41, 42, 43, 44, 45)  # not used to choose a setting
 SCORE = "val-core/sort/acc/mean@1"
