@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import base64
+import json
 import math
 import os
+import pickle
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 
+from tqppo import weights
 from tqppo.engines.capabilities import BUILT_IN
 from tqppo.errors import EngineError
 from tqppo.protocols import (
     Bucket,
     Completion,
     EngineCapabilities,
-    EngineSpec,
     FinishReason,
     Request,
     Sampling,
     Scores,
 )
+from tqppo.weights.identity import WeightReport
 
 from .server.api import CONTROL_TIMEOUT_S, Arguments, EnginePart, ServerApi, check_served_model, tokens_left
 from .server.cache import cache_tokens
@@ -34,6 +39,8 @@ from .server.scores import no_scores
 
 CPU_SUPPORT = Path(__file__).parent / "sglang_cpu"
 GUARD = Path(__file__).parent / "sglang_guard"
+CHECKSUM = Path(weights.__file__).parent / "checksum.py"  # loaded by `sglang_guard/tqppo_weights.py`
+REPORT = "tqppo_weights.report"  # a function of that file
 RESERVED_TOKENS = 8  # SGLang refuses inputs that are less than seven tokens shorter than its context
 MASK_TOKENS = 32_768  # largest number of tokens that may be left after top-k and top-p
 FINISH: Mapping[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
@@ -42,10 +49,7 @@ FINISH: Mapping[str, FinishReason] = {"stop": "stop", "length": "length", "abort
 class SGLangServer(ServerApi):
     backend = "sglang"
     grace_s = 0.0  # after SIGTERM it sleeps for seconds and then kills its own processes
-
-    def __init__(self, spec: EngineSpec) -> None:
-        super().__init__(spec)
-        self._joined = ("", "")  # a server, and the group in which it gets weights
+    _joined: tuple[str, str] = ("", "")  # a server, and the group in which it gets weights
 
     def command(self, python: str, port: int) -> list[str]:
         server = [python, "-m", "tqppo_launch", "--model-path", self.model]
@@ -63,6 +67,7 @@ class SGLangServer(ServerApi):
             "random-seed": spec.seed,
             "enable-deterministic-inference": spec.deterministic,  # SGLang ignores seeds without it
             "sampling-mask-max-tokens": MASK_TOKENS,
+            "custom-weight-loader": [REPORT],
             "log-level": "warning",
         }
         if spec.scores_hidden:
@@ -95,7 +100,7 @@ class SGLangServer(ServerApi):
 
     def environment(self) -> dict[str, str]:
         common = {"TOKENIZERS_PARALLELISM": "false", "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"}
-        common |= {"PYTHONPATH": str(GUARD), "TQPPO_SERVER_TOKEN": self.token}
+        common |= {"PYTHONPATH": str(GUARD), "TQPPO_CHECKSUM": str(CHECKSUM), "TQPPO_SERVER_TOKEN": self.token}
         if self.on_gpu:
             return common
         return common | {
@@ -234,6 +239,24 @@ class SGLangServer(ServerApi):
 
     async def loaded_label(self, server: EngineServer) -> str:
         return str((await server.ask("GET", "/model_info", timeout_s=CONTROL_TIMEOUT_S))["weight_version"])
+
+    async def weight_reports(self, server: EngineServer) -> list[WeightReport] | None:
+        if server.process is None:  # a server to attach to does not have our loader
+            return None
+        with tempfile.TemporaryDirectory() as folder:
+            told = base64.b64encode(pickle.dumps([(folder, torch.zeros(1))])).decode()
+            ranks = self.spec.tensor_parallel if self.on_gpu else 1
+            await self._post(server, "/begin_weight_update")
+            await self._post(
+                server,
+                "/update_weights_from_tensor",
+                serialized_named_tensors=[told] * ranks,
+                load_format=REPORT,
+                flush_cache=False,
+            )
+            await self._post(server, "/end_weight_update")
+            found = [json.loads(file.read_bytes()) for file in sorted(Path(folder).iterdir())]
+        return [WeightReport(each["held"], parts=each["parts"]) for each in found]
 
     async def sleep(self, server: EngineServer) -> None:
         await self._post(server, "/release_memory_occupation")

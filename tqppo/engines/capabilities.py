@@ -80,6 +80,7 @@ OWNED: dict[str, dict[str, str]] = {
         "enable-deterministic-inference": "run.deterministic",
         "enable-memory-saver": OURS,
         "sampling-mask-max-tokens": OURS,
+        "custom-weight-loader": OURS,
     },
 }
 """Arguments of the servers that tqppo sets itself, with the setting to use instead."""
