@@ -21,6 +21,7 @@ from transformers import AutoConfig
 from tqppo.errors import EngineError
 from tqppo.protocols import EngineSpec
 from tqppo.weights import checksum
+from tqppo.weights.identity import WeightReport, check_identity
 
 server: Any = {name: importlib.import_module(f"tqppo_backends.rollout.server.{name}") for name in ("gate", "group")}
 cache: Any = importlib.import_module("tqppo_backends.rollout.server.cache")
@@ -170,6 +171,28 @@ def test_buckets_arrive_in_vllm_as_the_tensors_that_were_sent(monkeypatch: pytes
     found = {name: tensor.clone() for name, tensor in receiver.tqppo_stream(buckets)}
     assert found.keys() == {"a", "b", "c"}
     assert all(torch.equal(found[name], sent) for name, sent in (("a", first), ("b", second), ("c", half)))
+
+
+def test_sglang_says_by_checksums_which_weights_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processes with half of a joined parameter each, as tensor parallelism has them."""
+    monkeypatch.setenv("TQPPO_CHECKSUM", checksum.__file__)
+    report = load("sglang_guard/tqppo_weights.py").report
+    published = {f"layer.{name}.weight": torch.randn(4, 6) for name in ("q_proj", "k_proj", "v_proj")}
+    joined = torch.cat(list(published.values()))
+    for number, half in enumerate(joined.split(6)):
+        monkeypatch.setattr("os.getpid", lambda number=number: number)
+        model = torch.nn.ModuleDict({"layer": torch.nn.ModuleDict({"qkv_proj": torch.nn.Linear(6, 6, bias=False)})})
+        with torch.no_grad():
+            next(model.parameters()).copy_(half)
+        report(model, [(str(tmp_path), torch.zeros(1))])
+    told = [json.loads(file.read_text()) for file in sorted(tmp_path.iterdir())]
+    reports = [WeightReport(each["held"], parts=each["parts"]) for each in told]
+    checksums = {name: checksum.checksum(tensor) for name, tensor in published.items()}
+    assert check_identity("rollout-0", checksums, reports) == 1
+    published["layer.k_proj.weight"].view(torch.int32)[2, 3] ^= 1
+    checksums = {name: checksum.checksum(tensor) for name, tensor in published.items()}
+    with pytest.raises(EngineError, match=r"layer\.qkv_proj\.weight"):
+        check_identity("rollout-0", checksums, reports)
 
 
 def test_the_hash_of_sglangs_seeds_depends_on_seed_position_and_column_and_is_uniform() -> None:
