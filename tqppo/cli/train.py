@@ -71,11 +71,18 @@ def train(
         return
     level = verbosity(ctx, verbose, quiet)
     set_log_level(level)
-    if not no_probe:
-        _probe(compilation, quiet=level < 0)
-    from tqppo.run import start
+    raise typer.Exit(_train(compilation, level, probes=not no_probe, overwrite=overwrite))
 
-    raise typer.Exit(start.train(compilation, verbosity=level, overwrite=overwrite))
+
+def _train(compilation: Compilation, level: int, *, probes: bool, overwrite: bool) -> int:
+    from tqppo.run.launch import workers_ahead
+
+    with workers_ahead(compilation.draft):
+        if probes:
+            _probe(compilation, quiet=level < 0)
+        from tqppo.run import start
+
+        return start.train(compilation, verbosity=level, overwrite=overwrite)
 
 
 def _probe(compilation: Compilation, *, quiet: bool) -> None:
