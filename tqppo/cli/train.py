@@ -75,12 +75,14 @@ def train(
 
 
 def _train(compilation: Compilation, level: int, *, probes: bool, overwrite: bool) -> int:
+    from tqppo.processes.garbage import spared_while_importing
     from tqppo.run.launch import workers_ahead
 
     with workers_ahead(compilation.draft):
-        if probes:
-            _probe(compilation, quiet=level < 0)
-        from tqppo.run import start
+        with spared_while_importing():
+            if probes:
+                _probe(compilation, quiet=level < 0)
+            from tqppo.run import start
 
         return start.train(compilation, verbosity=level, overwrite=overwrite)
 

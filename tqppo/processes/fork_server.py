@@ -13,7 +13,6 @@ kernel closes the pipe that is the server's standard input: then it ends all wor
 from __future__ import annotations
 
 import contextlib
-import gc
 import json
 import os
 import resource
@@ -33,6 +32,7 @@ from importlib import import_module
 import numpy as np
 
 from tqppo.processes.forked_worker import ANSWER, MAX_REQUEST, SERVER
+from tqppo.processes.garbage import spare_what_started, spared_while_importing
 from tqppo.processes.lifeline import end_children
 
 START = f"import sys; del sys.path[0]; from {__name__} import main; main()"  # modules of the user's folder hide none
@@ -144,12 +144,12 @@ def _is_own(connection: socket.socket) -> bool:
 def main() -> None:
     listener, *modules = sys.argv[1:]
     with socket.socket(fileno=int(listener)) as server:
-        for name in modules:
-            import_module(name)
+        with spared_while_importing():
+            for name in modules:
+                import_module(name)
         if "ray" in sys.modules:  # of somebody's back end: its workers start as Ray does it
             return
-        gc.collect()
-        gc.freeze()  # a collection would write into pages that the children share
+        spare_what_started()  # a collection would write into pages that the children share
         request = serve(server)
     if request is not None:
         request.become()

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from typing import Any
 
 from tqppo.processes import forked_worker
 
@@ -19,11 +20,11 @@ def lean_ray() -> Iterator[None]:
     """Have a Ray that is started within this context start fewer processes, and its workers quickly."""
     from ray._private import node, parameter, utils
 
-    parameters = partial(parameter.RayParams, no_monitor=True, include_log_monitor=False)
+    options: dict[str, Any] = {"no_monitor": True, "include_log_monitor": False}
     if os.environ.get(forked_worker.SERVER):
-        parameters = partial(parameters, worker_path=os.path.abspath(forked_worker.__file__))
+        options["worker_path"] = os.path.abspath(forked_worker.__file__)
     with ExitStack() as stack:
-        stack.enter_context(_replaced(parameter, "RayParams", parameters))
+        stack.enter_context(_replaced(parameter, "RayParams", partial(parameter.RayParams, **options)))
         stack.enter_context(_replaced(node.Node, "start_api_server", _not_started))
         stack.enter_context(_replaced(utils, "get_dashboard_dependency_error", _not_wanted))
         yield
