@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from tqppo.processes import fork_server as server_module
-from tqppo.processes.fork_server import fork_server
+from tqppo.processes.fork_server import fork_server, has_server
 from tqppo.processes.forked_worker import SERVER, ask, ray_script
 
 REPORT = """
@@ -77,6 +77,18 @@ def test_without_a_server_or_with_a_dead_one_nothing_is_asked() -> None:
         address = os.environ[SERVER]
     assert SERVER not in os.environ
     assert not ask(address, "script.py", [])
+
+
+def test_a_process_has_one_server_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SERVER, "tqppo-fork-1-of-another-process")
+    assert not has_server()
+    with fork_server(["colorsys"]):
+        assert has_server()
+        address = os.environ[SERVER]
+        with fork_server(["colorsys"]):
+            assert os.environ[SERVER] == address
+        assert os.environ[SERVER] == address
+    assert os.environ[SERVER] == "tqppo-fork-1-of-another-process"
 
 
 def test_the_script_of_ray_is_found_without_ray() -> None:

@@ -42,14 +42,15 @@ CREDENTIALS = struct.Struct("3i")  # of SO_PEERCRED: process, user, group
 
 @contextmanager
 def fork_server(modules: Sequence[str]) -> Iterator[None]:
-    """Start a server that imports `modules`; workers of a Ray that is started within this context find it.
+    """Start a server that imports `modules`; workers of a Ray that this process starts within this context find it.
 
-    If there is one already, workers find that.
+    If this process has one already, workers find that.
     """
-    if SERVER in os.environ:
+    if has_server():
         yield
         return
-    address = f"tqppo-fork-{os.getpid()}-{secrets.token_hex(4)}"
+    before = os.environ.get(SERVER)  # of a process above this one, which would outlive it
+    address = f"{_prefix()}{secrets.token_hex(4)}"
     threads = {
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")
     }  # as Ray sets it, but torch reads it only once
@@ -68,8 +69,17 @@ def fork_server(modules: Sequence[str]) -> Iterator[None]:
         try:
             yield
         finally:
-            del os.environ[SERVER]
+            os.environ.pop(SERVER) if before is None else os.environ.update({SERVER: before})
             server.kill()  # the workers ended with Ray
+
+
+def has_server() -> bool:
+    """Whether this process has started a server, which runs."""
+    return os.environ.get(SERVER, "").startswith(_prefix())
+
+
+def _prefix() -> str:
+    return f"tqppo-fork-{os.getpid()}-"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from tqppo.processes import forked_worker
+from tqppo.processes.fork_server import has_server
 
 
 @contextmanager
@@ -21,7 +22,7 @@ def lean_ray() -> Iterator[None]:
     from ray._private import node, parameter, utils
 
     options: dict[str, Any] = {"no_monitor": True, "include_log_monitor": False}
-    if os.environ.get(forked_worker.SERVER):
+    if has_server():
         options["worker_path"] = os.path.abspath(forked_worker.__file__)
     with ExitStack() as stack:
         stack.enter_context(_replaced(parameter, "RayParams", partial(parameter.RayParams, **options)))
