@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from tqppo.contracts.rollout import Subject, open_subject, prompts, publish_head
+from tqppo.contracts.rollout import Subject, event_loop_of_run, open_subject, prompts, publish_head  # noqa: F401
 from tqppo.errors import EngineError
 from tqppo.protocols import WeightSource
 from tqppo.run.compose import ROUGH_SYNC_TOLERANCE
@@ -31,7 +31,7 @@ CHANGED = {  # a weight whose bits each server can show on a CPU, and the name t
 @pytest.fixture(scope="module", params=["vllm", "sglang"])
 def half(
     request: pytest.FixtureRequest,
-    event_loop_of_run: asyncio.AbstractEventLoop,
+    event_loop_of_run: asyncio.AbstractEventLoop,  # noqa: F811
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Subject]:
     folder = write_tiny_model(tmp_path_factory.mktemp("half"), seed=1)
