@@ -21,7 +21,8 @@ from tqppo.run.build import build
 from tqppo.run.folder import new_run
 from tqppo.run.live import LiveRun
 from tqppo.tiny import warm_start
-from tqppo.tiny.model import TinyShape, byte_tokenizer
+from tqppo.tiny.model import TinyShape
+from tqppo.tiny.tokenizer import byte_tokenizer
 
 SCORE = "val-core/sort/acc/mean@1"
 PRIVILEGED = "{prompt}\nReference: {answer}"

@@ -13,7 +13,7 @@ from tqppo.errors import DataError, PreflightError
 from tqppo.run import build
 from tqppo.run.configure import RunPaths
 from tqppo.run.folder import RunFolder
-from tqppo.tiny.model import byte_tokenizer
+from tqppo.tiny.tokenizer import byte_tokenizer
 from tqppo.weights import location
 
 
@@ -31,6 +31,18 @@ def test_a_tokenizer_that_is_not_there_says_what_a_model_path_is(tmp_path: Path)
     paths = RunPaths("nowhere", str(tmp_path / "nowhere"), tmp_path, "")
     with pytest.raises(PreflightError, match=r"cannot be loaded: (.|\n)*model\.path is a folder"):
         build.load_tokenizer(config_of(), paths)
+
+
+def test_only_a_tiny_model_that_is_soon_made_is_made_ahead(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    build.make_ahead(config_of(f"warm_start.steps={build.QUICK_STEPS + 1}"), folder)
+    build.make_ahead(config_of('model.path="some/model"', "warm_start.steps=0"), folder)
+    assert list(tmp_path.iterdir()) == []
+    config = config_of("warm_start.steps=1", "model.hidden_size=16")
+    build.make_ahead(config, folder)
+    made = (folder.model / "model.safetensors").stat().st_mtime_ns
+    build.prepare_model(config, folder.model)
+    assert (folder.model / "model.safetensors").stat().st_mtime_ns == made
 
 
 def test_validation_takes_the_held_out_part_of_a_task() -> None:

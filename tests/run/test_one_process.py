@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 from e2e.runs import MODES, SMALL
 
@@ -76,6 +79,27 @@ def test_every_mode_trains_validates_and_exports(runs: Runs, mode: str) -> None:
     assert (run.folder / "export" / "hf" / "model.safetensors").is_file()
     assert torch_now() == before
     assert leftovers(running) == []
+
+
+def test_an_adapter_trains_and_is_saved(runs: Runs) -> None:
+    run = runs.train("grpo", "lora", "model.lora_rank=4")
+    rows, files = runs.results("lora")
+    assert "actor/grad_norm" in rows[-1]
+    assert all("lora_" in name for name in safetensors.torch.load(files["model.safetensors"]))
+    assert (run.folder / "export" / "hf" / "model.safetensors").is_file()
+
+
+def test_a_breakpoint_in_a_loss_stops_in_the_thread_of_the_step(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    stops, loss = list[threading.Thread](), Actor._loss
+
+    def stopping(self: Actor, *given: Any, **named: Any) -> Any:
+        breakpoint()
+        return loss(self, *given, **named)
+
+    monkeypatch.setattr(sys, "breakpointhook", lambda: stops.append(threading.current_thread()))
+    monkeypatch.setattr(Actor, "_loss", stopping)
+    runs.train("grpo", "stopped")
+    assert set(stops) == {threading.main_thread()}
 
 
 def interrupted(runs: Runs, name: str, *, times: int) -> None:

@@ -24,6 +24,7 @@ from tqppo.data.prompts import DataSpec, Demonstration, Prompt, Sampler, demonst
 from tqppo.data.prompts import load as load_prompts
 from tqppo.devices.seats import Seat
 from tqppo.errors import PreflightError
+from tqppo.hub import use_cache_without_network
 from tqppo.metrics.events import ReportEvent, unreported
 from tqppo.processes.hosting import Hosting, Launcher
 from tqppo.processes.job import run_job
@@ -42,6 +43,7 @@ from tqppo.weights import location
 from tqppo.workers.warm_start import warm_start
 
 WARM_STEP_TIMEOUT_S = 600.0
+QUICK_STEPS = 50  # of a warm start
 
 
 def build(
@@ -118,9 +120,19 @@ def prepare_paths(
     )
 
 
+def make_ahead(config: Config, folder: RunFolder) -> None:
+    """Make a tiny model that takes a second or two while Ray starts; `build` finds it made.
+
+    One whose warm-up takes long is left to `build`, where a signal ends it. What fails here fails there again.
+    """
+    if config.warm_start.steps <= QUICK_STEPS:
+        prepare_model(config, folder.model)
+
+
 def prepare_model(config: Config, folder: Path) -> str:
     """The model's folder or hub name; a tiny model is made and warmed up here, where torch is imported already."""
     if config.model.path != "tiny":
+        use_cache_without_network([config.model.path])
         return config.model.path
     return make_tiny_model(str(folder.resolve()), configure.tiny_model_spec(config), taught(config))
 
