@@ -72,9 +72,10 @@ STEPS ?= 2000
 soak: $(STAMP)
 	PYTHONPATH=tests $(BIN)/python -m soak --steps $(STEPS)
 
-# Who is killed, stopped or starved × when: a run each, about a minute. FAULTS="--who actor" runs some of them.
+# Who is killed, stopped or starved × when: a run each, about a minute. FAULTS="--who actor" runs some of them. Cells that
+# were right with the program as it is are not run again.
 faults: $(STAMP)
-	PYTHONPATH=tests $(BIN)/python -m faults.matrix $(FAULTS)
+	PYTHONPATH=tests $(BIN)/python -m faults.matrix --write docs/faults.md $(FAULTS)
 
 # The tested versions, their files checked against the hashes in requirements-locked.txt. For the platform that its first
 # line names; elsewhere `make env` installs the same versions without hashes. pip takes no hash for an editable install,
