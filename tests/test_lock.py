@@ -24,7 +24,9 @@ def test_a_file_without_a_hash_is_not_locked() -> None:
 
 def test_the_lock_has_the_versions_that_were_tested() -> None:
     tested = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
-    wanted = {(canonical(name), version) for name, _, version in (line.partition("==") for line in tested)}
+    wanted = {
+        (canonical(name), version) for name, _, version in (line.partition(" ;")[0].partition("==") for line in tested)
+    }
     lines = LOCKED.read_text().splitlines()[1:]
     files = [line.partition(" ")[0].partition("==") for line in lines]
     found = {(name, version.partition("+")[0]) for name, _, version in files}  # after a +: the build of torch
