@@ -131,7 +131,7 @@ def _private(size: Mapping[str, int | None], logs: Path, hooks: Hooks) -> Iterat
     finally:
         _keep_logs(session, logs)
         owned.release()
-        watcher.dismiss()
+        watcher.close()
 
 
 def guard(*folders: Path) -> Watcher:

@@ -51,4 +51,4 @@ def one_process(threads: int, logs: Path) -> Iterator[LocalLauncher]:
             yield launcher
     finally:
         launcher.close()
-        watcher.dismiss()
+        watcher.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from faults.matrix.cells import Cell
 ROOT = Path(__file__).parents[3]
 RECORDS = ROOT / ".faults.jsonl"
 PROGRAM = ("tqppo", "backends")
+OF_ONE_RUN = re.compile(r"/\S*tqppo-\w+-\w+[^\s/]*|\b[0-9a-f]{12,}\b|(?<=process )\d+|(?<=pid=)\d+|\b\d{9,}\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,7 @@ def page(outcomes: Iterable[Outcome], missing: int) -> str:
 def line(outcome: Outcome) -> str:
     cell = outcome.cell
     ends = "" if outcome.is_right else "WRONG, "
-    said = outcome.said.replace("|", "/").replace("\n", " ")
+    said = "nothing is lost or left" if cell.is_killed and outcome.is_right else outcome.said
+    said = OF_ONE_RUN.sub("…", said.replace("|", "/").replace("\n", " "))
     how_long = "killed" if cell.is_killed else f"{outcome.seconds:.0f} s"
     return f"| {cell.who} | {cell.when} | {cell.how} | {ends}{outcome.code} | {how_long} | {said} |"

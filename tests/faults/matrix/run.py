@@ -23,6 +23,7 @@ from tqppo.errors import CheckpointError
 from tqppo.metrics import files as metrics
 from tqppo.processes.reaper import LOCK
 from tqppo.run.checkpoint import CheckpointStore
+from tqppo.weights.location import PREFIX as WEIGHTS
 
 STEPS = 3
 START_S, DEADLINE_S, CLEAN_S = 600.0, 120.0, 60.0
@@ -138,13 +139,15 @@ def _left_behind(relatives: list[psutil.Process]) -> list[str]:
 
 
 def _folders_of(pids: set[int]) -> list[str]:
-    found = []
-    for parent in (Path(tempfile.gettempdir()), Path("/dev/shm")):
+    """Folders whose lock file names one of the processes, and published weights with its number in their name."""
+    parents = (Path(tempfile.gettempdir()), Path("/dev/shm"))
+    found = [str(path) for parent in parents for pid in pids for path in parent.glob(f"{WEIGHTS}{pid}-*")]
+    for parent in parents:
         for lock in parent.glob(f"tqppo-*/{LOCK}"):
             with contextlib.suppress(OSError, ValueError):
                 if int(lock.read_text()) in pids:
                     found.append(str(lock.parent))
-    return found
+    return sorted(set(found))
 
 
 def _message(folder: Path) -> str:
