@@ -11,7 +11,7 @@ import psutil
 import pytest
 from e2e.runs import wait_until
 from faults.matrix import __main__ as matrix
-from faults.matrix.cells import ALONE, SERVERS, TEACHER, WHEN, WHO, Cell, all_cells, inject, undo
+from faults.matrix.cells import ALONE, ITS_REWARD, SERVERS, TEACHER, WHEN, WHO, Cell, all_cells, inject, undo
 from faults.matrix.records import Outcome, Records, line, version
 from faults.matrix.run import run_cell
 
@@ -21,7 +21,7 @@ def test_everyone_is_killed_and_stopped_at_every_time() -> None:
     assert len(cells) == len(set(cells)) >= 60
     killed = {(each.who, each.when) for each in cells if each.how == "KILL"}
     assert killed >= {(who, when) for who in (*WHO, ALONE) for when in WHEN}
-    assert {who for who, _ in killed} == {*WHO, ALONE, TEACHER, *SERVERS}
+    assert {who for who, _ in killed} == {*WHO, ALONE, ITS_REWARD, TEACHER, *SERVERS}
     assert {each.how for each in cells} == {"KILL", "STOP", "full disk", "full /dev/shm", "few descriptors"}
 
 

@@ -62,8 +62,8 @@ HEADER = """# Faults
 Each line is a small run of three steps with real processes, in which one process is killed (KILL), stopped (STOP) or
 starved, once, in its second step. A cell is right if the run ends within its deadline, with its result or with a
 message and an exit code that fits; if its last checkpoint can be read; and if no process, folder or shared memory is
-left behind. "Full" is a limit on the size of files, which fails as a full file system does; "few descriptors" leaves
-the process no further one.
+left behind. "Full" is a small file system that is filled, or with Ray a limit on the size of files, which fails alike;
+"few descriptors" leaves the process no further one.
 
 `make faults` runs the cells that it has no record of for the program as it is, and writes this page;
 `FAULTS="--who actor --how KILL"` chooses some of them. The seconds are those from the fault to the end of the command,

@@ -35,11 +35,13 @@ REWARD = """
 def half(data_source, solution_str, ground_truth, extra_info=None):
     return 0.5 + 0.01 * len(solution_str)
 """
+OWN_MEMORY = 'mount -t tmpfs -o size=64m none /dev/shm; exec "$0" "$@"'
 BAD = re.compile(r"Traceback|probably a bug in tqppo")
 
 
 def run_cell(cell: Cell, *, deadline_s: float = DEADLINE_S) -> Outcome:
     folder = Path(tempfile.mkdtemp(prefix="tqppo-fault-"))
+    deadline_s *= cell.patience
     process = _start(cell, folder)
     relatives: list[psutil.Process] = []
     try:
@@ -75,6 +77,8 @@ def _start(cell: Cell, folder: Path) -> subprocess.Popen[str]:
     words = [word for setting in [*SETTINGS, *cell.settings] for word in ("--set", setting)]
     command = [sys.executable, "-m", "faults.matrix.driver", cell.when, str(folder)]
     command += ["train", "--config", config.name, "--name", "cell", "--no-probe", *words]
+    if cell.has_own_memory:
+        command = ["unshare", "-m", "sh", "-c", OWN_MEMORY, *command]
     environment = {
         **os.environ,
         "PYTHONPATH": str(Path(__file__).parents[2]),
