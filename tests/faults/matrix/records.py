@@ -67,7 +67,8 @@ left behind. "Full" is a small file system that is filled, or with Ray a limit o
 
 `make faults` runs the cells that it has no record of for the program as it is, and writes this page;
 `FAULTS="--who actor --how KILL"` chooses some of them, and `tests/faults/matrix/cells.py` has them all. The seconds are
-those from the fault to the end of the command, on two busy cores. "The only process" is that of `tqppo train --in-process`; the others are those of a run with Ray.
+those from the fault to the end of the command, on two busy cores. "The only process" is that of
+`tqppo train --in-process`; the others are those of a run with Ray.
 
 """
 COLUMNS = "| who | when | how | exit | after | what it says |\n|---|---|---|---|---|---|\n"
