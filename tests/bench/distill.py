@@ -6,7 +6,8 @@
 `learning`: GRPO trains a tiny model to its score s and is the teacher from then on. Each method starts from GRPO's
 initial weights and trains until its held-out, sampled accuracy is 0.95 s. All roles run in this process, as with
 `tqppo train --in-process`; CPU-seconds are those of the steps, teachers included, without start-up and validation.
-`overlap`: a step with scoring streamed, after generation and without, each role in a process of its own. `wire`: bytes of vLLM's and SGLang's answers per scored token, as JSON and as arrays.
+`overlap`: a step with scoring streamed, after generation and without, each role in a process of its own. `wire`: bytes
+of vLLM's and SGLang's answers per scored token, as JSON and as arrays.
 """
 
 from __future__ import annotations
