@@ -95,13 +95,21 @@ def test_the_script_of_ray_is_found_without_ray() -> None:
     assert Path(ray_script()).is_file()
 
 
-def test_a_server_that_imported_ray_forks_nothing(tmp_path: Path) -> None:
-    (tmp_path / "ray_user.py").write_text("import sys\nsys.modules['ray'] = sys\n")
-    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", path)
-        with fork_server(["ray_user"]):
-            assert started(tmp_path)["parent"] == os.getpid()
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import sys\nsys.modules['ray'] = sys\n",
+        "import threading, time\nthreading.Thread(target=time.sleep, args=[9]).start()\n",
+    ],
+    ids=["ray", "threads"],
+)
+def test_a_server_that_cannot_be_forked_forks_nothing(
+    code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "their_backend.py").write_text(code)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    with fork_server(["their_backend"]):
+        assert started(tmp_path)["parent"] == os.getpid()
 
 
 def test_strangers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

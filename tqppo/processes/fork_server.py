@@ -24,6 +24,7 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -157,7 +158,7 @@ def main() -> None:
         with spared_while_importing():
             for name in modules:
                 import_module(name)
-        if "ray" in sys.modules:  # of somebody's back end: its workers start as Ray does it
+        if "ray" in sys.modules or threading.active_count() > 1:  # of somebody's back end: workers start as Ray does it
             return
         spare_what_started()  # a collection would write into pages that the children share
         request = serve(server)
