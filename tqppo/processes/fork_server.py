@@ -62,6 +62,8 @@ def fork_server(modules: Sequence[str]) -> Iterator[None]:
             [sys.executable, "-c", START, str(listener.fileno()), *modules],
             env={**os.environ, **threads},
             stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,  # what imports say, the driver's own say as well
             pass_fds=[listener.fileno()],
             start_new_session=True,
         )
