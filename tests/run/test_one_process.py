@@ -25,6 +25,7 @@ from tqppo.run.cluster import Hooks
 from tqppo.run.folder import RunFolder
 from tqppo.run.launch import launcher_of
 from tqppo.run.one_process import one_process
+from tqppo.run.start import resumed_config
 from tqppo.workers.actor import Actor
 
 AGENT = (
@@ -159,3 +160,19 @@ def test_only_a_config_that_asks_for_one_process_gets_it(tmp_path: Path) -> None
         assert type(launcher).__name__ == "LocalLauncher"
     with one_process(1, tmp_path) as launcher:
         assert torch.get_num_threads() == 1
+
+
+@pytest.mark.parametrize("mode", ["grpo", "ppo"])
+def test_two_threads_give_the_same_bytes_each_time(runs: Runs, mode: str) -> None:
+    wide = ("model.hidden_size=128", "rollout.max_new_tokens=16", "run.threads=2")
+    for name in ("one", "other"):
+        runs.train(mode, name, *wide)
+    assert runs.results("one") == runs.results("other")
+
+
+def test_a_run_writes_down_its_cores_and_a_resume_has_as_many(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(8)))
+    runs.train("grpo", "one")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert resumed_config(RunFolder(runs.folder / "runs" / "one"), []).run.cores == 2
