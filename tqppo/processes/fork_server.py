@@ -140,11 +140,13 @@ def serve(server: socket.socket) -> WorkerRequest | None:
             if not _is_own(connection):
                 continue
             request = WorkerRequest.read(connection)
-            if os.fork() == 0:
+            is_awaited = not _has_hung_up(connection)
+            if is_awaited and os.fork() == 0:
                 return request
             for stream in request.streams:
                 os.close(stream)
-            connection.sendall(ANSWER)
+            if is_awaited:
+                connection.sendall(ANSWER)
 
 
 def _is_own(connection: socket.socket) -> bool:
@@ -152,6 +154,14 @@ def _is_own(connection: socket.socket) -> bool:
     found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
     _, user, _ = CREDENTIALS.unpack(found)
     return bool(user == os.getuid())
+
+
+def _has_hung_up(connection: socket.socket) -> bool:
+    """Whether the asking process has ended or given up: its worker has started otherwise."""
+    try:
+        return connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+    except BlockingIOError:
+        return False
 
 
 def main() -> None:
