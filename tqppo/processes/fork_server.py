@@ -36,7 +36,8 @@ from tqppo.processes.forked_worker import ANSWER, MAX_REQUEST, SERVER
 from tqppo.processes.garbage import spare_what_started, spared_while_importing
 from tqppo.processes.lifeline import end_children
 
-START = f"import sys; del sys.path[0]; from {__name__} import main; main()"  # modules of the user's folder hide none
+# Without the folder that the user is in: a module there would hide one of the same name.
+START = f"import sys; sys.path[:] = filter(None, sys.path); from {__name__} import main; main()"
 BACKLOG = 128
 CREDENTIALS = struct.Struct("3i")  # of SO_PEERCRED: process, user, group
 
