@@ -49,6 +49,10 @@ class OutOfSpace(TqppoError):
     """A file system or shared memory is full; the message names the folder, the bytes wanted and the bytes free."""
 
 
+class OutOfDescriptors(TqppoError):
+    """A process, or the machine, has no further file descriptor; the message has the limit."""
+
+
 class OutOfDeviceMemory(TqppoError):
     """A GPU has no room; the message names it, what is on it and which settings need less."""
 
@@ -75,6 +79,10 @@ class DataLost(QueueError):
 
 class EngineError(TqppoError):
     """A rollout engine died, or its answer is invalid; the message carries the end of its log."""
+
+
+class PeerFailed(EngineError):
+    """A transfer of weights to several engines ended because another one of them failed; the message says which."""
 
 
 class WorkerError(TqppoError):

@@ -12,7 +12,7 @@ from tqppo import dataflow
 from tqppo.builtin import TASK
 from tqppo.config.plan.model_shape import ModelShape
 from tqppo.config.plan.shapes import shape_of, tiny_shape
-from tqppo.config.sections import Config, OptimizerSection
+from tqppo.config.sections import Config, OptimizerSection, ReferenceSection, RewardModelSection
 from tqppo.dataflow import Features, Stage
 from tqppo.engines.capabilities import capabilities_of
 from tqppo.protocols import EngineCapabilities
@@ -107,6 +107,28 @@ def optimizer_of(config: Config, role: str) -> OptimizerSection:
     return config.critic if role == "critic" else config.actor
 
 
+RoleSection = OptimizerSection | ReferenceSection | RewardModelSection
+
+
+def section_of(config: Config, role: str) -> RoleSection:
+    """The settings of a role that computes over rows."""
+    if role in learning_roles(config):
+        return optimizer_of(config, role)
+    return config.reward_model if role == "reward_model" else config.reference
+
+
+def row_shares(config: Config, role: str) -> int:
+    """Number of shares that a role's rows are cut into: one for each group of ranks that compute a row together."""
+    section = section_of(config, role)
+    return max(1, section.ranks // section.context_parallel)
+
+
+def tokens_of_forward(config: Config, role: str) -> int:
+    """Most tokens in one forward of a role, over the ranks that share its rows."""
+    section = section_of(config, role)
+    return section.micro_batch_tokens * section.context_parallel
+
+
 def worker_roles(config: Config) -> dict[str, int]:
     """Every role that computes over rows, with its number of ranks."""
     found = {role: optimizer_of(config, role).ranks for role in learning_roles(config)}
@@ -135,6 +157,39 @@ def verifies_weights(config: Config) -> bool:
     copy to compare; on a GPU or another node it has one."""
     has_copy = bool(config.cluster.gpus_per_node) or config.cluster.nodes > 1
     return config.rollout.verify_weights and (has_copy or not engine(config.rollout.backend).maps_weights)
+
+
+# -- cores -------------------------------------------------------------------------------------------------------------
+
+SMALL_MODEL = 500_000  # parameters up to which a second thread takes as much from a decoder as it gives
+
+
+def worker_threads(config: Config) -> int:
+    """Torch threads of each process of a role that computes over rows; 0, with GPUs: torch's own choice.
+
+    Roles that learn compute at the same time, and share the cores. In one process they would not need to, but they give
+    the same bytes everywhere.
+    """
+    if config.run.threads or config.cluster.gpus_per_node:
+        return config.run.threads
+    at_once = sum(optimizer_of(config, role).ranks for role in learning_roles(config))
+    return max(1, config.run.cores // at_once)
+
+
+def engine_threads(config: Config) -> int:
+    """Torch threads of each replica of the rollout engine."""
+    if config.run.threads:
+        return config.run.threads
+    shape, replicas = model_shape(config), roles(config)["rollout"]
+    is_small = shape is not None and shape.parameters <= SMALL_MODEL
+    is_alone = not config.cluster.gpus_per_node and not has_teachers(config)  # teachers score while it decodes
+    shares_cores = engine(config.rollout.backend).maps_weights and is_alone and not is_small
+    return max(1, config.run.cores // replicas) if shares_cores else 1
+
+
+def threads(config: Config) -> dict[str, int]:
+    """Torch threads of each process, by role."""
+    return {"rollout": engine_threads(config), **dict.fromkeys(worker_roles(config), worker_threads(config))}
 
 
 # -- rows and lengths --------------------------------------------------------------------------------------------------
@@ -191,10 +246,10 @@ def takes_one_step(config: Config) -> bool:
 
 
 def required_multiple(config: Config) -> int:
-    """What the number of rows is padded to: every rank count and every mini-batch's rows divide it."""
+    """What the number of rows is padded to: every role's number of shares and every mini-batch's rows divide it."""
     learning = learning_roles(config)
-    ranks = [optimizer_of(config, role).ranks for role in learning]
-    return lcm(*ranks, *(mini_batch_rows(config, role) or 1 for role in learning))
+    shares = [row_shares(config, role) for role in learning]
+    return lcm(*shares, *(mini_batch_rows(config, role) or 1 for role in learning))
 
 
 def context_tokens(config: Config) -> int:

@@ -5,7 +5,6 @@ Imported only to train.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -26,6 +25,7 @@ from tqppo.devices.seats import Seat
 from tqppo.errors import PreflightError
 from tqppo.hub import use_cache_without_network
 from tqppo.metrics.events import ReportEvent, unreported
+from tqppo.processes import reaper
 from tqppo.processes.hosting import Hosting, Launcher
 from tqppo.processes.job import run_job
 from tqppo.queue.client import Queue
@@ -37,12 +37,13 @@ from tqppo.run.live import LiveRun, Validator
 from tqppo.run.processes import LOADING, START_TIMEOUT_S, ProcessStarter, make_turns, seat_processes, start_groups
 from tqppo.run.teachers import Announce, prepare_teachers
 from tqppo.tiny.prepare import make_tiny_model
-from tqppo.trainers.stages import Clock
+from tqppo.trainers.side_by_side import Clock
 from tqppo.untrusted import loading
 from tqppo.weights import location
 from tqppo.workers.warm_start import warm_start
 
 WARM_STEP_TIMEOUT_S = 600.0
+QUICK_STEPS = 50  # of a warm start
 
 
 def build(
@@ -119,6 +120,15 @@ def prepare_paths(
     )
 
 
+def make_ahead(config: Config, folder: RunFolder) -> None:
+    """Make a tiny model that takes a second or two while Ray starts; `build` finds it made.
+
+    One whose warm-up takes long is left to `build`, where a signal ends it. What fails here fails there again.
+    """
+    if config.warm_start.steps <= QUICK_STEPS:
+        prepare_model(config, folder.model)
+
+
 def prepare_model(config: Config, folder: Path) -> str:
     """The model's folder or hub name; a tiny model is made and warmed up here, where torch is imported already."""
     if config.model.path != "tiny":
@@ -189,7 +199,7 @@ def publish_folder(stack: ExitStack, num_bytes: int = 0) -> str:
     """Where the actor publishes weights of this size; the folders of dead runs are removed first."""
     location.remove_abandoned()
     folder = location.new_folder(num_bytes)
-    stack.callback(shutil.rmtree, folder, ignore_errors=True)
+    stack.callback(reaper.remove, folder)
     return str(folder)
 
 

@@ -6,6 +6,7 @@ results; the driver sees names and metrics only. A failure of any rank ends the 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Concatenate, Generic, NoReturn, ParamSpec, Protocol, TypeVar, cast
@@ -118,15 +119,18 @@ class WorkerGroup(Generic[W]):
     ) -> None:
         self.role = role
         self._turn = turn
-        self._ranks, self._queue, self._timeout_s = ranks, queue, spec.timeout_s
+        assert ranks % spec.context_parallel == 0, f"{ranks} ranks in groups of {spec.context_parallel}"
+        self._ranks, self._context = ranks, spec.context_parallel
+        self._queue, self._timeout_s = queue, spec.timeout_s
         self._seats = seats or [Seat()] * ranks
         self._specs = [
-            RankSpec(role, worker_class, spec, Ranks(rank, ranks), device=seat.compute_device)
+            RankSpec(role, worker_class, spec, Ranks(rank, ranks, spec.context_parallel), device=seat.compute_device)
             for rank, seat in zip(range(ranks), self._seats, strict=True)
         ]
         self._processes: list[Process[RankProcess[W]]] = []
         self._starting: list[Call[None]] = []
         self._watch: Watch | None = None
+        self._calling = threading.Lock()  # every rank gets the calls of several threads in the same order
 
     def start(self, launcher: Launcher) -> None:
         is_one_node = num_nodes() == 1
@@ -156,8 +160,9 @@ class WorkerGroup(Generic[W]):
         return self.call_each(method, *arguments, **named)[0]
 
     def call_each(self, method: Callable[Concatenate[W, P], R], /, *arguments: P.args, **named: P.kwargs) -> list[R]:
-        self._turn.take()
-        return self._everywhere(method, *arguments, **named)
+        with self._calling:
+            self._turn.take()
+            return self._everywhere(method, *arguments, **named)
 
     def rest(self) -> None:
         """See `turns.TurnTaker`."""
@@ -174,6 +179,10 @@ class WorkerGroup(Generic[W]):
         return self._results(calls, _name(method), self._timeout_s)
 
     def add_columns(self, method: ColumnsMethod[W], batch: BatchMeta) -> BatchMeta:
+        with self._calling:
+            return self._add_columns(method, batch)
+
+    def _add_columns(self, method: ColumnsMethod[W], batch: BatchMeta) -> BatchMeta:
         self._turn.take()
         processes, shards = self._running(method), self._shards(method, batch, 1)
         calls = [
@@ -185,6 +194,10 @@ class WorkerGroup(Generic[W]):
         return batch.with_columns(*written[0])
 
     def update(self, method: UpdateMethod[W], batch: BatchMeta, *, step: int, num_mini_batches: int = 1) -> Metrics:
+        with self._calling:
+            return self._update(method, batch, step=step, num_mini_batches=num_mini_batches)
+
+    def _update(self, method: UpdateMethod[W], batch: BatchMeta, *, step: int, num_mini_batches: int) -> Metrics:
         self._turn.take()
         processes, shards = self._running(method), self._shards(method, batch, num_mini_batches)
         calls = [
@@ -198,7 +211,9 @@ class WorkerGroup(Generic[W]):
 
     def _shards(self, method: object, batch: BatchMeta, num_mini_batches: int) -> list[Shard]:
         assert len(batch), f"{self.role}.{_name(method)} was given an empty batch"
-        return split(batch, self._ranks, num_mini_batches=num_mini_batches)
+        """Each rank's shard; neighbours that compute rows together have the same one."""
+        shards = split(batch, self._ranks // self._context, num_mini_batches=num_mini_batches)
+        return [shard for shard in shards for _ in range(self._context)]
 
     def _running(self, method: object) -> list[Process[RankProcess[W]]]:
         if not self._processes:
