@@ -487,6 +487,9 @@ class CheckpointSection(Section):
     """Checkpoints at multiples of this step count are never deleted. 0: none."""
     save_on_exit: bool = True
     """Save at the end and after the first Ctrl-C or SIGTERM."""
+    background: bool = False
+    """Write while training goes on, from a copy of weights and optimizer state in the nodes' memory. One checkpoint at
+    a time; it exists once a later step finds every rank's part written."""
     on_full_disk: Literal["stop", "continue"] = "stop"
     """When the disk is full: end the run, or go on without what does not fit. Earlier checkpoints stay."""
     export: bool = True

@@ -22,6 +22,7 @@ from tqppo.processes import ray_health
 from tqppo.processes.garbage import spare_what_started
 from tqppo.processes.hosting import Launcher
 from tqppo.protocols import Metrics
+from tqppo.run.background import BackgroundSave, SavingParts
 from tqppo.run.checkpoint import Checkpoint, CheckpointStore
 from tqppo.run.cluster import Hooks
 from tqppo.run.folder import RunFolder
@@ -196,6 +197,7 @@ class Attempt:
             export=lambda: self._export(run),
             checkpoint_bytes=run.checkpoint_bytes,
             warn=self._warn,
+            background=self._background(run) if config.checkpoint.background else None,
         )
 
     def _validate(self, run: LiveRun) -> Metrics:
@@ -244,6 +246,13 @@ class Attempt:
     def _save_parts(self, run: LiveRun, folder: Path) -> dict[str, Digest]:
         self.metrics.sync()  # a checkpoint without the metrics up to its step would leave a gap
         return run.save(folder)
+
+    def _background(self, run: LiveRun) -> BackgroundSave:
+        def begin(folder: Path) -> SavingParts:
+            self.metrics.sync()  # as in `_save_parts`
+            return run.begin_save(folder)
+
+        return BackgroundSave(self.store, begin, self.display.stage)
 
     def _export(self, run: LiveRun) -> None:
         if not self.config.checkpoint.export:

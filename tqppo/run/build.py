@@ -73,7 +73,7 @@ def build(
         start.pool_ready(pool)
     if teachers is not None:
         with announce(f"starting the teacher{'s' if len(config.teachers) > 1 else ''}"):
-            teachers.ready()
+            start.teachers_ready(teachers)
         pool.use_teachers(teachers.routes())
     stages = make_stages(
         config,

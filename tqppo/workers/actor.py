@@ -42,6 +42,7 @@ class Actor(Learner):
 
     def close(self) -> None:
         self.publisher.close()
+        super().close()
 
     def _load(self) -> nn.Module:
         model = load_policy(self.spec.model, self.device)

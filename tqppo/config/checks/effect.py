@@ -288,6 +288,13 @@ RULES: tuple[Rule, ...] = (
         'set logging.trackers = ["wandb"]',
     ),
     Rule(
+        ("checkpoint.background",),
+        lambda c: bool(c.checkpoint.interval),
+        "checkpoint.interval is 0, and the checkpoint at the end is waited for",
+        ("checkpoint.interval",),
+        "set checkpoint.interval",
+    ),
+    Rule(
         ("actor.min_lr_ratio",),
         lambda c: c.actor.schedule != "constant",
         "a constant learning rate does not decay",
