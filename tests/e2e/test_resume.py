@@ -31,7 +31,7 @@ def kill(process: subprocess.Popen[str]) -> None:
 def kill_during(moment: str, process: subprocess.Popen[str], cli: Cli, name: str) -> None:
     """At a random point of a step, or in the middle of a save."""
     before = lines(cli, name)
-    if moment == "save":
+    if moment in ("save", "background save"):
         folder = cli.runs / name / "checkpoints"
         saving = lambda: any(folder.glob(".partial-*/actor")) or process.poll() is not None  # noqa: E731
         wait_until(saving, "a save", interval_s=0.0005)
@@ -55,6 +55,7 @@ EMPHASIS = {
     "generation": ['reward.function="slow.py:slow"'],
     "update": ["actor.epochs=40"],
     "save": [],
+    "background save": ["checkpoint.background=true"],
 }
 
 
@@ -65,6 +66,7 @@ EMPHASIS = {
         pytest.param("grpo", "simple", ["update", "update"], marks=pytest.mark.long),
         pytest.param("grpo", "ray", ["save"], marks=pytest.mark.long),
         pytest.param("ppo", "simple", ["save", "update"], marks=pytest.mark.long),
+        pytest.param("ppo", "simple", ["background save", "background save"], marks=pytest.mark.long),
         pytest.param("ppo", "ray", ["generation"], marks=pytest.mark.long),
     ],
 )
