@@ -72,11 +72,20 @@ def train(
         return
     level = verbosity(ctx, verbose, quiet)
     set_log_level(level)
-    if not no_probe:
-        _probe(compilation, overwrite=overwrite, quiet=level < 0)
-    from tqppo.run import start
+    raise typer.Exit(_train(compilation, level, probes=not no_probe, overwrite=overwrite))
 
-    raise typer.Exit(start.train(compilation, verbosity=level, overwrite=overwrite))
+
+def _train(compilation: Compilation, level: int, *, probes: bool, overwrite: bool) -> int:
+    from tqppo.processes.garbage import spared_while_importing
+    from tqppo.run.launch import workers_ahead
+
+    with workers_ahead(compilation.draft):
+        with spared_while_importing():
+            if probes:
+                _probe(compilation, overwrite=overwrite, quiet=level < 0)
+            from tqppo.run import start
+
+        return start.train(compilation, verbosity=level, overwrite=overwrite)
 
 
 def _probe(compilation: Compilation, *, overwrite: bool, quiet: bool) -> None:

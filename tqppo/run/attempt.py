@@ -21,7 +21,7 @@ from tqppo.metrics import trackers
 from tqppo.metrics.events import Event
 from tqppo.metrics.files import EventLog, MetricsLog
 from tqppo.processes import ray_health
-from tqppo.processes.garbage import spare_what_started
+from tqppo.processes.garbage import spare_what_started, spared_while_importing
 from tqppo.processes.hosting import Launcher
 from tqppo.protocols import Metrics
 from tqppo.run.background import BackgroundSave, SavingParts
@@ -139,7 +139,8 @@ class Attempt:
                 warn=self._warn,
                 on_stuck=partial(leave, self.events),
             )
-            launcher = launcher_of(config, logs, stack, self.display.stage, hooks)
+            with spared_while_importing():
+                launcher = launcher_of(config, logs, stack, self.display.stage, hooks)
             stop.listen_again()
             run = self._build(logs, stack, launcher)
             self.trackers = trackers.load(
