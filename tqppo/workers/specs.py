@@ -94,6 +94,7 @@ class RoleSpec:
     distill: DistillSpec | None = None  # of an actor with teachers
     temperature: float = 1.0  # of the sampled distribution, whose log-probabilities are trained
     micro_batch_tokens: int = 16_384
+    ranks_per_copy: int = 0  # neighbours that share a copy of the model's state; 0: all ranks share one
     threads: int = 0  # 0: one on CPUs, torch's own choice with a GPU
     seed: int = 0
     deterministic: bool = True

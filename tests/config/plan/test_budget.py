@@ -49,6 +49,17 @@ def test_a_copy_to_save_in_the_background_is_in_the_node_s_memory() -> None:
     assert sorted(more) == ["actor: copy to save", "critic: copy to save"]
 
 
+def test_nodes_with_a_copy_each_hold_more_and_save_one() -> None:
+    flat, whole = (config_of("grpo-32b", *sets) for sets in ((), ("cluster.shard_within_nodes=true",)))
+    held = [
+        {role.name: {part.name: part.num_bytes for part in role.memory} for role in planned_roles(c)}
+        for c in (flat, whole)
+    ]
+    assert held[1]["actor"]["optimizer"] == 4 * held[0]["actor"]["optimizer"]
+    disks = [total(make_budget(config).disk) for config in (flat, whole)]
+    assert disks[0] == pytest.approx(disks[1])
+
+
 def test_without_colocation_each_role_has_its_gpus_to_itself() -> None:
     sets = ("cluster.colocate=false", "cluster.nodes=3", "rollout.memory_fraction=0.9")
     budget = make_budget(config_of("grpo-7b", *sets))
