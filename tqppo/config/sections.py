@@ -252,7 +252,7 @@ class AlgorithmSection(Section):
     kl_loss_coef: NonNegativeFloat = 0.0
     """Weight of the KL in the loss. 0: no KL in the loss, and no reference for it."""
     old_logprobs: Literal["recompute", "rollout"] = "recompute"
-    """Compute the old log-probabilities with the trainer, or take the engine's (one forward less)."""
+    """Compute the old log-probabilities with the trainer, or take the engine's. One update per step needs neither."""
     correction: Literal["none", "token", "sequence", "icepop"] = "none"
     """Importance weights for the difference between engine and trainer. Needs old_logprobs = "recompute"."""
     correction_cap: PositiveFloat = 2.0
@@ -322,8 +322,10 @@ class OptimizerSection(Section):
     """Passes over the batch per step."""
     ranks: ProcessCount = 1
     """Worker processes that share the model (FSDP2 when more than one)."""
+    context_parallel: ProcessCount = 1
+    """Ranks that compute each row together, for rows that are longer than one GPU can take."""
     micro_batch_tokens: Positive = 16_384
-    """Most tokens in one forward and backward."""
+    """Most tokens in one forward and backward of a rank."""
     weight_decay: NonNegativeFloat = 0.0
     """AdamW's weight decay."""
     beta1: Fraction = 0.9
@@ -363,8 +365,10 @@ class ReferenceSection(Section):
     """Folder or hub name of the frozen reference. Empty: the initial model (LoRA: the actor without adapter)."""
     ranks: ProcessCount = 1
     """Worker processes that share the reference."""
+    context_parallel: ProcessCount = 1
+    """Ranks that compute each row together, for rows that are longer than one GPU can take."""
     micro_batch_tokens: Positive = 32_768
-    """Most tokens in one forward."""
+    """Most tokens in one forward of a rank."""
 
 
 class RewardSection(Section):
@@ -391,10 +395,12 @@ class RewardModelSection(Section):
     """A sequence-classification model that scores trajectories. Empty: none."""
     ranks: ProcessCount = 1
     """Worker processes that share the reward model."""
+    context_parallel: ProcessCount = 1
+    """Ranks that compute each row together, for rows that are longer than one GPU can take."""
     weight: float = 1.0
     """The score is multiplied by this and added to the reward function's."""
     micro_batch_tokens: Positive = 32_768
-    """Most tokens in one forward."""
+    """Most tokens in one forward of a rank."""
 
 
 class TeacherSection(Section):

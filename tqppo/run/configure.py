@@ -177,13 +177,15 @@ def model_spec(config: Config, path: str, *, lora: bool = False, checkpointing: 
     )
 
 
-def _role(config: Config, role: str, model: ModelSpec, micro_batch_tokens: int, **more: Any) -> RoleSpec:
+def _role(config: Config, role: str, model: ModelSpec, **more: Any) -> RoleSpec:
+    section = facts.section_of(config, role)
     return RoleSpec(
         model=model,
         ranks_per_copy=ranks_per_copy(config, role),
         features=facts.features(config),
         temperature=config.rollout.temperature,
-        micro_batch_tokens=micro_batch_tokens,
+        micro_batch_tokens=section.micro_batch_tokens,
+        context_parallel=section.context_parallel,
         threads=config.run.threads,
         seed=config.run.seed,
         deterministic=config.run.deterministic,
@@ -223,7 +225,6 @@ def actor_spec(config: Config, paths: RunPaths, special_ids: tuple[int, ...] = (
         config,
         "actor",
         model,
-        actor.micro_batch_tokens,
         optimizer=_optimizer(actor, actor.lr, config.run.max_steps),
         policy_loss=loss,
         distill=distill_spec(config, paths, special_ids) if facts.has_teachers(config) else None,
@@ -321,17 +322,16 @@ def critic_spec(config: Config, paths: RunPaths) -> RoleSpec:
     model = model_spec(config, critic.path or paths.model, checkpointing=critic.gradient_checkpointing)
     loss = ValueLossSpec(clip=critic.value_clip, aggregate=config.algorithm.aggregate, horizon=facts.horizon(config))
     optimizer = _optimizer(critic, critic.lr, config.run.max_steps)
-    return _role(config, "critic", model, critic.micro_batch_tokens, optimizer=optimizer, value_loss=loss)
+    return _role(config, "critic", model, optimizer=optimizer, value_loss=loss)
 
 
 def reference_spec(config: Config, paths: RunPaths) -> RoleSpec:
     path = config.reference.path or paths.model
-    return _role(config, "reference", model_spec(config, path), config.reference.micro_batch_tokens)
+    return _role(config, "reference", model_spec(config, path))
 
 
 def reward_model_spec(config: Config) -> RoleSpec:
-    model = model_spec(config, config.reward_model.path)
-    return _role(config, "reward_model", model, config.reward_model.micro_batch_tokens)
+    return _role(config, "reward_model", model_spec(config, config.reward_model.path))
 
 
 def estimator_spec(config: Config, paths: RunPaths) -> EstimatorSpec:
