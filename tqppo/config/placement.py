@@ -50,9 +50,9 @@ def ranks_per_copy(config: Config, role: str) -> int:
 
     0 if the nodes have different numbers of the role's ranks.
     """
-    seats = placement_of(config).roles[role]
     if not config.cluster.shard_within_nodes:
-        return len(seats)
+        return facts.section_of(config, role).ranks
+    seats = placement_of(config).roles[role]
     if not config.cluster.gpus_per_node:  # nodes without GPUs get equal shares
         return 0 if len(seats) % config.cluster.nodes else len(seats) // config.cluster.nodes
     on_nodes = {len(list(ranks)) for _, ranks in groupby(seats, key=lambda seat: seat[0].node if seat else -1)}

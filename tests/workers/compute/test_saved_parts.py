@@ -47,6 +47,7 @@ def test_state_goes_from_1_to_2_to_4_ranks_and_back_to_the_bit(tiny_model: Path,
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_nodes_with_a_copy_each_learn_what_others_do_and_their_state_goes_anywhere(
     tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -55,8 +56,8 @@ def test_nodes_with_a_copy_each_learn_what_others_do_and_their_state_goes_anywhe
     for kind in ("model", "optimizer"):
         alone, flat, mesh = (all_parts(tmp_path / turn, kind) for turn in "012")
         for name, value in mesh.items():
-            torch.testing.assert_close(value, alone[name], rtol=1e-4, atol=1e-5)
-            torch.testing.assert_close(value, flat[name], rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(value, alone[name], rtol=1e-4, atol=5e-5)  # steps of 0.01
+            torch.testing.assert_close(value, flat[name], rtol=1e-4, atol=5e-6)
     started = all_parts(tiny_model, "model")
     assert not torch.equal(started["model.norm.weight"], mesh_weight(tmp_path, "model.norm.weight"))
     assert_same_bits(tmp_path, 2, (3, 4, 5, 6))
