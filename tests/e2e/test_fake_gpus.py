@@ -90,7 +90,7 @@ def test_the_preset_for_eight_gpus_trains_to_its_end_on_fake_ones(
     cli: Cli, preset: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(COUNT, "8")
-    critic = ["critic.mini_batch_size=8"] if preset == "ppo-7b" else []
+    critic = ["critic.mini_batch_size=8", "critic.warmup_only_steps=1"] if preset == "ppo-7b" else []
     cli.run("train", "--preset", preset, "--name", "mine", *settings([*TINY, *critic]), timeout_s=850)
     assert steps(cli, "mine")[-1] == 2
     assert trained(cli, "mine")

@@ -524,6 +524,9 @@ class ClusterSection(Section):
     """CPUs that Ray counts for one worker process."""
     colocate: bool = True
     """Roles and engines share the node's GPUs, taking turns; off: each has its own."""
+    shard_within_nodes: bool = False
+    """Each node holds a whole copy of every role's weights and optimizer state, sharded over its ranks (HSDP); off: all
+    ranks share one copy. On, nodes exchange gradients only, and each GPU holds more."""
     in_process: bool = False
     """All roles and the engine run in the command's own process, without Ray and with the same results: the fastest
     start for small models on CPUs, and a debugger reaches everything. `train --in-process` sets it."""

@@ -49,6 +49,17 @@ def test_a_copy_to_save_in_the_background_is_in_the_node_s_memory() -> None:
     assert sorted(more) == ["actor: copy to save", "critic: copy to save"]
 
 
+def test_nodes_with_a_copy_each_hold_more_and_save_one() -> None:
+    flat, whole = (
+        compile_config("grpo-32b", [], [f"cluster.shard_within_nodes={chosen}"], {}).draft
+        for chosen in ("false", "true")
+    )
+    optimizer = [held(make_budget(config), "compute actor")["optimizer"] for config in (flat, whole)]
+    assert optimizer[1] == 4 * optimizer[0]
+    assert make_budget(whole).overfull, "32 billion parameters on a node do not fit"
+    assert total(make_budget(whole).disk) == pytest.approx(total(make_budget(flat).disk))
+
+
 def test_without_colocation_each_role_has_its_gpus_to_itself() -> None:
     sets = ("cluster.colocate=false", "cluster.nodes=3", "rollout.memory_fraction=0.9")
     budget = make_budget(config_of("grpo-7b", *sets))

@@ -288,6 +288,13 @@ RULES: tuple[Rule, ...] = (
         'set logging.trackers = ["wandb"]',
     ),
     Rule(
+        ("cluster.shard_within_nodes",),
+        lambda c: c.cluster.nodes > 1,
+        "one node holds one copy in any case",
+        ("cluster.nodes",),
+        "set cluster.nodes",
+    ),
+    Rule(
         ("checkpoint.background",),
         lambda c: bool(c.checkpoint.interval),
         "checkpoint.interval is 0, and the checkpoint at the end is waited for",

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from tqppo.config import facts
+from tqppo.config.placement import ranks_per_copy
 from tqppo.config.plan.memory import BYTES, MemoryPart, total
 from tqppo.config.plan.roles import PlannedRole, planned_roles
 from tqppo.config.plan.storage import storage_bytes
@@ -214,7 +215,7 @@ def _disk(config: Config) -> Iterator[MemoryPart]:
     roles = {role.name: role for role in planned_roles(config)}
     saved = 0.0
     for name in facts.learning_roles(config):
-        saved += roles[name].processes * _saved(roles[name])
+        saved += ranks_per_copy(config, name) * _saved(roles[name])  # one copy is saved
     copies = config.checkpoint.keep_last + 1
     if saved and (config.checkpoint.interval or config.checkpoint.save_on_exit):
         yield MemoryPart("checkpoints", copies * saved, f"{copies} × weights and optimizer")
