@@ -33,7 +33,11 @@ def kill_during(moment: str, process: subprocess.Popen[str], cli: Cli, name: str
     before = lines(cli, name)
     if moment in ("save", "background save"):
         folder = cli.runs / name / "checkpoints"
-        saving = lambda: any(folder.glob(".partial-*/actor")) or process.poll() is not None  # noqa: E731
+
+        def saving() -> bool:
+            is_second = (folder / "latest").exists()  # a run that is killed in its first save has nothing to go on from
+            return (is_second and any(folder.glob(".partial-*/actor"))) or process.poll() is not None
+
         wait_until(saving, "a save", interval_s=0.0005)
     else:
         saved = cli.runs / name / "checkpoints" / "latest"
