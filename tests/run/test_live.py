@@ -15,7 +15,7 @@ from tqppo.queue.client import Queue
 from tqppo.rollout.assignment import Assignment
 from tqppo.run.live import LiveRun, Validator, timings
 from tqppo.space import Digest
-from tqppo.trainers.stages import Clock
+from tqppo.trainers.side_by_side import Clock
 from tqppo.workers.compute.learner import Learner
 from tqppo.workers.compute.saving import SavedPart
 

@@ -159,6 +159,39 @@ def verifies_weights(config: Config) -> bool:
     return config.rollout.verify_weights and (has_copy or not engine(config.rollout.backend).maps_weights)
 
 
+# -- cores -------------------------------------------------------------------------------------------------------------
+
+SMALL_MODEL = 500_000  # parameters up to which a second thread takes as much from a decoder as it gives
+
+
+def worker_threads(config: Config) -> int:
+    """Torch threads of each process of a role that computes over rows; 0, with GPUs: torch's own choice.
+
+    Roles that learn compute at the same time, and share the cores. In one process they would not need to, but they give
+    the same bytes everywhere.
+    """
+    if config.run.threads or config.cluster.gpus_per_node:
+        return config.run.threads
+    at_once = sum(optimizer_of(config, role).ranks for role in learning_roles(config))
+    return max(1, config.run.cores // at_once)
+
+
+def engine_threads(config: Config) -> int:
+    """Torch threads of each replica of the rollout engine."""
+    if config.run.threads:
+        return config.run.threads
+    shape, replicas = model_shape(config), roles(config)["rollout"]
+    is_small = shape is not None and shape.parameters <= SMALL_MODEL
+    is_alone = not config.cluster.gpus_per_node and not has_teachers(config)  # teachers score while it decodes
+    shares_cores = engine(config.rollout.backend).maps_weights and is_alone and not is_small
+    return max(1, config.run.cores // replicas) if shares_cores else 1
+
+
+def threads(config: Config) -> dict[str, int]:
+    """Torch threads of each process, by role."""
+    return {"rollout": engine_threads(config), **dict.fromkeys(worker_roles(config), worker_threads(config))}
+
+
 # -- rows and lengths --------------------------------------------------------------------------------------------------
 
 

@@ -37,12 +37,13 @@ from tqppo.run.live import LiveRun, Validator
 from tqppo.run.processes import LOADING, START_TIMEOUT_S, ProcessStarter, make_turns, seat_processes, start_groups
 from tqppo.run.teachers import Announce, prepare_teachers
 from tqppo.tiny.prepare import make_tiny_model
-from tqppo.trainers.stages import Clock
+from tqppo.trainers.side_by_side import Clock
 from tqppo.untrusted import loading
 from tqppo.weights import location
 from tqppo.workers.warm_start import warm_start
 
 WARM_STEP_TIMEOUT_S = 600.0
+QUICK_STEPS = 50  # of a warm start
 
 
 def build(
@@ -117,6 +118,15 @@ def prepare_paths(
         teachers=prepare_teachers(config, model, folder.scores, announce, launcher),
         scores=folder.scores,
     )
+
+
+def make_ahead(config: Config, folder: RunFolder) -> None:
+    """Make a tiny model that takes a second or two while Ray starts; `build` finds it made.
+
+    One whose warm-up takes long is left to `build`, where a signal ends it. What fails here fails there again.
+    """
+    if config.warm_start.steps <= QUICK_STEPS:
+        prepare_model(config, folder.model)
 
 
 def prepare_model(config: Config, folder: Path) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from tqppo import dataflow, plugins
 from tqppo.algorithms.kl import Controller
 from tqppo.config import facts
+from tqppo.config.placement import runs_at_once
 from tqppo.config.sections import Config
 from tqppo.data.prompts import Prompt
 from tqppo.metrics.events import ReportEvent, unreported
@@ -16,10 +17,10 @@ from tqppo.queue.client import Queue
 from tqppo.rollout.assignment import Assignment
 from tqppo.run import configure
 from tqppo.trainers.groups import CollectorOptions, GroupCollector
+from tqppo.trainers.side_by_side import Clock, SideBySide
 from tqppo.trainers.stages import (
     ActorStage,
     AdvantageStage,
-    Clock,
     CriticStage,
     Engines,
     EstimatorProcess,
@@ -101,6 +102,7 @@ def make_stages(
             skips_on_full_disk=config.checkpoint.on_full_disk == "continue",
             report=report,
         ),
+        side_by_side=SideBySide(at_once=runs_at_once(config)),
         critic_only_steps=config.critic.warmup_only_steps,
     )
 
