@@ -264,12 +264,6 @@ class Attempt:
         except OutOfSpace as error:
             raise OutOfSpace(f"the metrics of the last steps were not written: {error}") from error
 
-    def begin(folder: Path) -> SavingParts:
-            self.metrics.sync()  # as in `_save_parts`
-            return run.begin_save(folder)
-
-        return BackgroundSave(self.store, begin, self.display.stage)
-
     def _export(self, run: LiveRun) -> None:
         if not self.config.checkpoint.export:
             return
