@@ -32,7 +32,6 @@ from tqppo.run.lock import RunLock
 from tqppo.run.loop import Loop, Schedule
 from tqppo.run.picture import EXAMPLE, subtitle
 from tqppo.run.signals import Aborted, StopRequest
-from tqppo.space import Digest
 
 if TYPE_CHECKING:
     from tqppo.run.live import LiveRun
