@@ -119,7 +119,7 @@ def test_ranks_share_a_copy_within_their_node() -> None:
 
 def test_unequal_shares_of_nodes_and_a_single_node_are_errors() -> None:
     found = compile_config(None, [], [*WIDE, "actor.ranks=6"], {}).diagnostics
-    (problem,) = [each for each in found if each.code == "E424"]
+    (problem,) = [each for each in found if each.code == "E425"]
     assert problem.message == "nodes have different numbers of the 6 ranks of actor, and so cannot hold a copy each"
     alone = compile_config(None, [], ["cluster.shard_within_nodes=true"], {}).diagnostics
     assert any("one node holds one copy" in each.message for each in alone)

@@ -60,7 +60,7 @@ def nodes_hold_equal_shares(context: Context) -> Iterator[Diagnostic]:
     for role, ranks in worker_roles(config).items() if config.cluster.shard_within_nodes else ():
         if ranks_per_copy(config, role) == 0:
             yield context.report(
-                "E424",
+                "E425",
                 f"nodes have different numbers of the {ranks} ranks of {role}, and so cannot hold a copy each",
                 ("cluster.shard_within_nodes", f"{role}.ranks", "cluster.nodes", "cluster.gpus_per_node"),
                 allowed="as many ranks on every node",
