@@ -61,6 +61,7 @@ MAY_ROUND = (
     "rollout.replicas",
     "rollout.memory_fraction",
     "cluster.nodes",
+    "cluster.shard_within_nodes",
     "cluster.gpus_per_node",
     "run.threads",
     "run.cores",
@@ -116,6 +117,7 @@ def resume(
     changes = [*overrides, *([f"run.max_steps={max_steps}"] if max_steps else [])]
     with ExitStack() as source:
         lock = source.enter_context(RunLock(folder.path))
+        folder.refuse_odd_files()
         found = _checkpoint_of(folder, wanted, log.warning)
         notes = rounding(folder, changes)
         if not fork:
