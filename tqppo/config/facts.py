@@ -136,6 +136,11 @@ def verifies_weights(config: Config) -> bool:
     return config.rollout.verify_weights and (has_copy or not engine(config.rollout.backend).maps_weights)
 
 
+def published_versions(config: Config) -> int:
+    """Versions of the weights that are kept: of the engines' next steps, and of the one that they use."""
+    return max(2, config.rollout.ahead + 1)
+
+
 # -- rows and lengths --------------------------------------------------------------------------------------------------
 
 
