@@ -24,6 +24,7 @@ class Features:
     uses_values: bool = False  # the advantage estimator is GAE
     has_reward_model: bool = False
     recomputes_old_logprobs: bool = True  # False: the engine's log-probabilities stand for the old policy
+    takes_one_step: bool = False  # the actor takes one optimizer step per batch
     kl_in_reward: bool = False
     kl_in_loss: bool = False
     has_correction_weights: bool = False
@@ -48,9 +49,16 @@ class Features:
         return self.has_policy_loss or self.distills_by_policy_gradient
 
     @property
+    def old_is_current(self) -> bool:
+        """Whether the update's own forward gives the old policy's log-probabilities: nothing changed the policy since
+        it sampled, and no stage before the update reads them."""
+        asked = self.has_correction_weights or self.has_loss_mask or self.kl_in_reward or self.has_token_baseline
+        return self.recomputes_old_logprobs and self.takes_one_step and not self.has_teachers and not asked
+
+    @property
     def compares_engine(self) -> bool:
         """Whether the trainer's log-probabilities of the sampled tokens exist in addition to the engine's."""
-        return self.recomputes_old_logprobs and self.needs_old_policy
+        return self.recomputes_old_logprobs and self.needs_old_policy and not self.old_is_current
 
     @property
     def old_logprobs(self) -> str:
@@ -177,8 +185,9 @@ ACTOR_UPDATE = Stage(
     reads_when=_columns(
         "tokens",
         "response_mask",
-        old_logprobs=lambda f: f.needs_old_policy and f.recomputes_old_logprobs,
-        rollout_logprobs=lambda f: f.needs_old_policy and not f.recomputes_old_logprobs,
+        old_logprobs=lambda f: f.compares_engine,
+        # The engine's stand for the old policy's, or are compared with those of the update's own forward.
+        rollout_logprobs=lambda f: f.needs_old_policy and not f.compares_engine,
         advantages=lambda f: f.has_policy_loss,
         ref_logprobs=lambda f: f.has_policy_loss and f.kl_in_loss,
         correction_weights=lambda f: f.has_correction_weights,

@@ -50,6 +50,18 @@ def test_an_engine_that_agrees_has_perfect_diagnostics():
     assert correction.weight_metrics(weights, MASK, MASK)["rollout_corr/rollout_is_eff_sample_size"] == 1.0
 
 
+def test_gaps_of_tokens_add_up_to_the_diagnostics():
+    generator = torch.Generator().manual_seed(0)
+    ours, theirs = (-torch.rand(50, generator=generator) for _ in range(2))
+    found = correction.diagnostics(ours, theirs, torch.ones(50, dtype=torch.bool), torch.tensor([20, 30]))
+    gaps = correction.token_gaps(ours, theirs)
+    assert set(gaps) == {*correction.GAP_MEANS, *correction.GAP_MAXIMA}
+    for name in correction.GAP_MEANS:
+        assert float(gaps[name].mean()) == pytest.approx(found[name], rel=1e-4)
+    for name in correction.GAP_MAXIMA:
+        assert float(gaps[name].max()) == pytest.approx(found[name], rel=1e-6)
+
+
 def test_effective_sample_size_and_rejected_share_worked_by_hand():
     kept = torch.tensor([True, False, False, True])
     found = correction.weight_metrics(torch.tensor([1.0, 2.0, torch.nan, 0.0]), MASK, kept)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pickle
+from typing import Any
 
+import numpy as np
 import pytest
 
 from tqppo.errors import QueueError
-from tqppo.queue.meta import BatchMeta
+from tqppo.queue.meta import BatchMeta, plain_tags
 
 
 def batch(count: int, partition: str = "train") -> BatchMeta:
@@ -64,3 +66,31 @@ def test_columns_are_added_once() -> None:
 
 def test_a_batch_is_small_when_sent() -> None:
     assert len(pickle.dumps(batch(1024))) < 64 * 1024
+
+
+class Mixed(str):
+    """Not what JSON returns."""
+
+
+@pytest.mark.parametrize(
+    ("tag", "expected"),
+    [
+        ({"a": 1, "b": "x", "c": None, "d": True, "e": 0.1}, {"a": 1, "b": "x", "c": None, "d": True, "e": 0.1}),
+        ({"a": (1, 2)}, {"a": [1, 2]}),
+        ({"a": np.float32(0.5)}, {"a": 0.5}),
+        ({"a": {"b": np.int64(3)}}, {"a": {"b": 3}}),
+        ({1: "x"}, {"1": "x"}),
+        ({"a": Mixed("x")}, {"a": "x"}),
+    ],
+)
+def test_tags_are_what_json_returns(tag: dict[Any, Any], expected: dict[str, Any]) -> None:
+    (found,) = plain_tags(["k"], [tag])
+    assert found == expected
+    assert list(map(type, found.values())) == list(map(type, expected.values()))
+    assert found is not tag
+
+
+@pytest.mark.parametrize("tag", [{"a": object()}, {"\0a": 1}, {"a": {"\0b": 1}}])
+def test_tags_that_json_cannot_hold_name_their_row(tag: dict[str, Any]) -> None:
+    with pytest.raises(QueueError, match="the tags of row 'k' are not JSON"):
+        plain_tags(["j", "k"], [{"a": 1}, tag])

@@ -22,6 +22,9 @@ from tqppo.queue.meta import BatchMeta
 from tqppo.trainers import distill, ppo
 
 SMALL = ("data.batch_size=2", "rollout.group_size=2")
+TOOLS = 'rollout.agent_args.tools=["tqppo.data.lookup:f"]'
+REWRITES = ("rollout.agent=rewrite", TOOLS, "rollout.max_trajectories=3")
+TWICE = "actor.epochs=2"  # the second update changes a policy that is no longer the one that sampled
 TAUGHT = (*SMALL, "mode=distill", "teachers.t.path=t", "distillation.loss=reverse_kl_topk")
 
 
@@ -33,7 +36,7 @@ def queue() -> Iterator[Queue]:
 
 
 def test_a_grpo_step_is_this_list_of_calls(queue: Queue) -> None:
-    run = fake_run(queue, None, *SMALL)
+    run = fake_run(queue, None, *SMALL, TWICE)
     run.trainer.step(1)
     assert run.log.calls == [
         "rollout.generate",
@@ -48,7 +51,7 @@ def test_a_grpo_step_is_this_list_of_calls(queue: Queue) -> None:
 
 def test_a_ppo_step_with_everything_is_this_list_of_calls(queue: Queue) -> None:
     extras = ("reward_model.path=rm", "algorithm.kl_loss=k3", "algorithm.kl_loss_coef=0.1")
-    run = fake_run(queue, None, "mode=ppo", *SMALL, *extras)
+    run = fake_run(queue, None, "mode=ppo", *SMALL, TWICE, *extras)
     run.trainer.step(1)
     assert run.log.calls == [
         "rollout.generate",
@@ -123,6 +126,30 @@ def test_while_only_the_critic_learns_engines_get_no_weights(queue: Queue) -> No
         "actor.update",
         "load version 3",
     ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_stage"),
+    [
+        ([], False),
+        (["actor.mini_batch_size=2"], False),
+        (["actor.mini_batch_size=1"], True),
+        ([TWICE], True),
+        # A batch may have more rows than the mini-batch.
+        (["actor.mini_batch_size=2", *REWRITES], True),
+        (["algorithm.correction=token"], True),
+        (["algorithm.reject=token"], True),
+        (["algorithm.kl_reward=k1", "algorithm.kl_reward_coef=0.1"], True),
+    ],
+)
+def test_one_update_per_step_computes_the_old_log_probabilities_itself(
+    queue: Queue, settings: list[str], is_stage: bool
+) -> None:
+    run = fake_run(queue, None, *SMALL, *settings)
+    run.trainer.step(1)
+    assert ("actor.old_logprobs" in run.log.calls) == is_stage
+    assert ("old_logprobs" in run.log.reads["actor.update"]) == is_stage
+    assert ("rollout_logprobs" in run.log.reads["actor.update"]) != is_stage
 
 
 def test_the_engines_log_probabilities_save_a_stage(queue: Queue) -> None:
@@ -203,7 +230,7 @@ def test_trajectories_without_room_end_the_run_or_are_reported_and_left_out(queu
 
 
 def test_every_stage_of_a_step_is_timed_once(queue: Queue) -> None:
-    run = fake_run(queue, None, "mode=ppo", *SMALL)
+    run = fake_run(queue, None, "mode=ppo", *SMALL, TWICE)
     run.trainer.step(1)
     assert list(run.clock.take()) == [
         f"timing_s/{name}"

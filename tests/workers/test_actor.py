@@ -12,6 +12,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from tqppo.algorithms import correction
 from tqppo.algorithms.layout import to_nested
 from tqppo.algorithms.losses import POLICY_LOSSES
 from tqppo.dataflow import Features
@@ -94,6 +95,26 @@ def test_an_update_does_not_depend_on_the_micro_batches(make_actor: MakeActor, r
 
 def _flat(rows: Columns) -> Any:
     return FlatRows.of(rows)
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=ids)
+def test_one_update_needs_no_forward_of_its_own_for_the_old_policy(
+    make_actor: MakeActor, rows: Columns, loss: Any
+) -> None:
+    features = replace(loss.get("features", Features()), takes_one_step=True)
+    if features.has_correction_weights:  # then a stage before the update computes them
+        assert not features.old_is_current
+        return
+    old = make_actor(**loss).old_logprobs(rows)
+    mine, theirs = make_actor(**{**loss, "features": features}), make_actor(**loss)
+    engine = {"rollout_logprobs": like(old["old_logprobs"], old["old_logprobs"].values() - 0.25)}
+    rows.pop("old_logprobs")
+    found, expected = mine.update({**rows, **engine}, step=1), theirs.update({**rows, **old}, step=1)
+    gaps = {name: found.pop(name) for name in (*correction.GAP_MEANS, *correction.GAP_MAXIMA)}
+    assert_close(found, expected)
+    assert_close(mine.optimizer.state(), theirs.optimizer.state(), tolerance=1e-6)
+    assert gaps["rollout_corr/log_ratio_max"] == pytest.approx(0.25, abs=1e-5)
+    assert gaps["rollout_corr/kl"] == pytest.approx(-0.25, abs=1e-5)
 
 
 @pytest.mark.parametrize("loss", LOSSES, ids=ids)

@@ -15,6 +15,14 @@ from tqppo.algorithms.layout import apply_mask, masked_mean, per_token, row_coun
 from tqppo.protocols import Metrics
 
 SAFE = 20.0  # log-ratios are clamped to ± this before exp
+# Those of the diagnostics that add up over tokens, and those that are a maximum over them.
+GAP_MEANS = (
+    "rollout_corr/kl",
+    "rollout_corr/k3_kl",
+    "rollout_corr/chi2_token",
+    "training/rollout_probs_diff_mean",
+)
+GAP_MAXIMA = ("rollout_corr/log_ratio_max", "training/rollout_probs_diff_max")
 
 
 def log_ratios(old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor) -> Tensor:
@@ -88,6 +96,21 @@ def diagnostics(old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, le
     return {name: float(value) for name, value in metrics.items()} | probability_gap(
         old_logprobs, rollout_logprobs, mask
     )
+
+
+def token_gaps(old_logprobs: Tensor, rollout_logprobs: Tensor) -> dict[str, Tensor]:
+    """The differences named in `GAP_MEANS` and `GAP_MAXIMA`, of each token: [N]."""
+    log_ratio = old_logprobs.detach() - rollout_logprobs
+    safe = log_ratio.clamp(-SAFE, SAFE)
+    gap = (old_logprobs.detach().exp() - rollout_logprobs.exp()).abs()
+    return {
+        "rollout_corr/kl": -log_ratio,
+        "rollout_corr/k3_kl": torch.expm1(safe) - safe,
+        "rollout_corr/chi2_token": torch.expm1(2.0 * safe),
+        "rollout_corr/log_ratio_max": log_ratio.abs(),
+        "training/rollout_probs_diff_mean": gap,
+        "training/rollout_probs_diff_max": gap,
+    }
 
 
 def probability_gap(old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor) -> Metrics:

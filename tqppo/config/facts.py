@@ -58,6 +58,7 @@ def features(config: Config) -> Features:
         uses_values=policy and algorithm.advantage == "gae",
         has_reward_model=bool(config.reward_model.path),
         recomputes_old_logprobs=algorithm.old_logprobs == "recompute",
+        takes_one_step=takes_one_step(config),
         kl_in_reward=kl_in_reward(config),
         kl_in_loss=kl_in_loss(config),
         has_correction_weights=compares_policies and algorithm.correction != "none",
@@ -185,6 +186,13 @@ def running_rows(config: Config) -> int:
 def mini_batch_rows(config: Config, role: str) -> int:
     """Rows per optimizer step of a role that learns; 0: the whole batch."""
     return optimizer_of(config, role).mini_batch_size * config.rollout.group_size
+
+
+def takes_one_step(config: Config) -> bool:
+    """Whether the actor takes one optimizer step per batch, however many rows it has."""
+    actor, most = config.actor, config.data.batch_size
+    is_whole = actor.mini_batch_size == 0 or (actor.mini_batch_size == most and config.rollout.max_trajectories == 1)
+    return is_whole and actor.epochs == 1
 
 
 def required_multiple(config: Config) -> int:

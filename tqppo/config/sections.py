@@ -254,7 +254,7 @@ class AlgorithmSection(Section):
     kl_loss_coef: NonNegativeFloat = 0.0
     """Weight of the KL in the loss. 0: no KL in the loss, and no reference for it."""
     old_logprobs: Literal["recompute", "rollout"] = "recompute"
-    """Compute the old log-probabilities with the trainer, or take the engine's (one forward less)."""
+    """Compute the old log-probabilities with the trainer, or take the engine's. One update per step needs neither."""
     correction: Literal["none", "token", "sequence", "icepop"] = "none"
     """Importance weights for the difference between engine and trainer. Needs old_logprobs = "recompute"."""
     correction_cap: PositiveFloat = 2.0

@@ -47,7 +47,7 @@ class GrpoTrainer:
         batch, metrics = self.rollout.generate(step)  # + tokens, response_mask, rollout_logprobs, reward
         batch = self.reward_model.score(batch)  # + model_score, with reward_model.path
         batch, padded = self.padding.fill(batch, step)  # neutral rows, up to a multiple of ranks and mini-batches
-        batch = self.actor.old_logprobs(batch)  # + old_logprobs, with algorithm.old_logprobs = "recompute"
+        batch = self.actor.old_logprobs(batch)  # + old_logprobs, with "recompute" and several updates
         batch = self.reference.logprobs(batch)  # + ref_logprobs, with a KL
         batch, estimated = self.advantages.estimate(batch, step)  # + advantages
         metrics |= padded | estimated | self.actor.update(batch, step)

@@ -53,7 +53,7 @@ class PpoTrainer:
         batch, metrics = self.rollout.generate(step)  # + tokens, response_mask, rollout_logprobs, reward
         batch = self.reward_model.score(batch)  # + model_score, with reward_model.path
         batch, padded = self.padding.fill(batch, step)  # neutral rows, up to a multiple of ranks and mini-batches
-        batch = self.actor.old_logprobs(batch)  # + old_logprobs, with algorithm.old_logprobs = "recompute"
+        batch = self.actor.old_logprobs(batch)  # + old_logprobs, with "recompute" and several updates
         batch = self.reference.logprobs(batch)  # + ref_logprobs, with a KL
         batch = self.critic.values(batch)  # + values
         batch, estimated = self.advantages.estimate(batch, step)  # + advantages, returns

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tqppo import dataflow
-from tqppo.algorithms import kl
+from tqppo.algorithms import correction, kl
 from tqppo.algorithms.aggregate import Normalisers, aggregate
 from tqppo.algorithms.losses import LEARNS_WITHOUT_ADVANTAGE, POLICY_LOSSES, PolicyTokens
 from tqppo.processes.nodes import this_node
@@ -21,7 +21,7 @@ from tqppo.workers.compute.learner import Learner, Selection, Tokens
 from tqppo.workers.compute.logprobs import Scoring
 from tqppo.workers.compute.microbatch import FlatRows, MicroBatch
 from tqppo.workers.compute.model import PolicyModel, adapters_off, add_lora, load_policy
-from tqppo.workers.compute.tally import Loss, ReportNames
+from tqppo.workers.compute.tally import Figures, Loss, ReportNames
 from tqppo.workers.process.bridge import Columns, implements
 
 
@@ -33,7 +33,10 @@ class Actor(Learner):
         clipped = ("actor/pg_clipfrac", "actor/pg_clipfrac_lower", "actor/ppo_kl")
         with_kl = ("actor/kl_loss",) if self.features.kl_in_loss else ()
         with_bonus = ("actor/entropy_loss",) if self.spec.policy_loss.entropy_coef > 0 else ()
-        return ReportNames(("actor/loss", "actor/pg_loss", *clipped, *with_kl, *with_bonus, "actor/entropy"))
+        shares = ("actor/loss", "actor/pg_loss", *clipped, *with_kl, *with_bonus, "actor/entropy")
+        if not self.features.old_is_current:
+            return ReportNames(shares)
+        return ReportNames(shares, correction.GAP_MEANS, correction.GAP_MAXIMA)
 
     def start(self) -> None:
         spec = self.spec
@@ -114,12 +117,24 @@ class Actor(Learner):
         if spec.entropy_coef > 0:
             parts["actor/entropy_loss"] = self._aggregate(entropy, tokens, whole)
             total = total - spec.entropy_coef * parts["actor/entropy_loss"]
-        return Loss(total, {"actor/loss": total, **parts}, {**policy.sums, "actor/entropy": entropy.detach().sum()})
+        sums = {**policy.sums, "actor/entropy": entropy.detach().sum()}
+        return Loss(total, {"actor/loss": total, **parts}, sums, self._gaps(logprobs, tokens))
+
+    def _gaps(self, logprobs: Tensor, tokens: Tokens) -> Figures:
+        """How far the engine is from the trainer, where no stage before the update measures it."""
+        if not self.features.old_is_current:
+            return Figures()
+        gaps = correction.token_gaps(logprobs, tokens.column("rollout_logprobs"))
+        count = tokens.mask.sum()  # the mask is true throughout
+        return Figures(
+            {name: (gaps[name].sum(), count) for name in correction.GAP_MEANS},
+            {name: gaps[name].max() for name in correction.GAP_MAXIMA},
+        )
 
     def _policy_tokens(self, logprobs: Tensor, advantages: Tensor, tokens: Tokens) -> PolicyTokens:
         return PolicyTokens(
             logprobs,
-            tokens.column(self.features.old_logprobs),
+            logprobs.detach() if self.features.old_is_current else tokens.column(self.features.old_logprobs),
             advantages,
             tokens.mask,
             tokens.lengths,

@@ -52,9 +52,9 @@ def corrections_have_two_sides(context: Context) -> Iterator[Diagnostic]:
 @check("mode", "rollout.ahead", "algorithm.*", "distillation.*")
 def losses_know_who_sampled(context: Context) -> Iterator[Diagnostic]:
     """Recomputed log-probabilities are those of weights later than the ones that sampled ahead of training."""
-    config, algorithm = context.config, context.config.algorithm
-    is_corrected = algorithm.correction != "none" or algorithm.reject != "none"
-    if config.rollout.ahead and facts.features(config).compares_engine and not is_corrected:
+    config, features = context.config, facts.features(context.config)
+    is_corrected = features.has_correction_weights or features.has_loss_mask
+    if config.rollout.ahead and features.needs_old_policy and features.recomputes_old_logprobs and not is_corrected:
         yield context.report(
             "W314",
             "the loss compares with weights that did not sample the groups: old_logprobs are recomputed, "
