@@ -11,7 +11,7 @@ from typing import cast
 from transformers import PreTrainedTokenizerFast
 
 from tqppo.rollout.template import ChatTemplate, Tokenizer
-from tqppo.tiny.model import byte_tokenizer
+from tqppo.tiny.tokenizer import byte_tokenizer
 
 SPECIAL = ["<|im_start|>", "<|im_end|>"]
 

@@ -68,8 +68,17 @@ def _no_ray_without_its_marker(request: pytest.FixtureRequest) -> Iterator[None]
         yield
 
 
+@pytest.fixture(scope="session")
+def imported_once() -> Iterator[None]:
+    """Workers of the Rays of this session are forked from one process, which has imported what most of them need."""
+    from tqppo.processes.fork_server import fork_server
+
+    with fork_server(["tqppo.run.build", "tqppo_backends.rollout.embedded"]):
+        yield
+
+
 @pytest.fixture(scope="module")
-def local_ray() -> Iterator[None]:
+def local_ray(imported_once: None) -> Iterator[None]:
     """A private Ray on this machine, shared by the tests of a file; its files are in a folder of its own.
 
     It ends with the file: a test of another file may run a whole command in this process, which starts its own Ray.
@@ -77,20 +86,22 @@ def local_ray() -> Iterator[None]:
     import ray
 
     from tqppo.run.cluster import start_patiently
+    from tqppo.run.lean_ray import lean_ray
     from tqppo.run.ray_token import new_token
 
     folder = tempfile.mkdtemp(prefix="tqppo-tests-")  # a short path: Ray puts sockets there, whose paths have 107 bytes
     with new_token(Path(folder)):  # Ray would otherwise keep what an earlier test of this process has set
-        start_patiently(
-            lambda: ray.init(
-                address="local",
-                num_cpus=16,
-                include_dashboard=False,
-                log_to_driver=False,
-                object_store_memory=512 * 1024 * 1024,
-                _temp_dir=folder,
+        with lean_ray():
+            start_patiently(
+                lambda: ray.init(
+                    address="local",
+                    num_cpus=16,
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    object_store_memory=512 * 1024 * 1024,
+                    _temp_dir=folder,
+                )
             )
-        )
         yield
         ray.shutdown()
     shutil.rmtree(folder, ignore_errors=True)

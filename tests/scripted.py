@@ -12,7 +12,7 @@ from tqppo.rollout.loops.base import AgentLoop
 from tqppo.rollout.session import Session
 from tqppo.rollout.template import ChatTemplate, Tokenizer
 from tqppo.rollout.trajectory import Trajectory
-from tqppo.tiny.model import byte_tokenizer
+from tqppo.tiny.tokenizer import byte_tokenizer
 
 CHAT = ChatTemplate(cast(Tokenizer, byte_tokenizer()))
 

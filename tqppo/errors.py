@@ -77,6 +77,10 @@ class EngineError(TqppoError):
     """A rollout engine died, or its answer is invalid; the message carries the end of its log."""
 
 
+class PeerFailed(EngineError):
+    """A transfer of weights to several engines ended because another one of them failed; the message says which."""
+
+
 class WorkerError(TqppoError):
     """A training worker failed or died; the message names its rank and carries its traceback."""
 

@@ -95,18 +95,50 @@ class Offer:
     buckets: list[Bucket]
 
 
+@dataclass(frozen=True, slots=True)
+class Party:
+    """Engines, by name, that receive one version of the weights together. Each transfer has a party of its own name."""
+
+    name: str
+    engines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """An engine of a party: the server that it has now, and its processes that receive weights."""
+
+    engine: str
+    server: str
+    num_ranks: int
+    backend: str  # of the process group: "nccl" or "gloo"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPlace:
+    """A member's place in the process group of its party: its ranks begin with `first_rank`, the sender is rank 0."""
+
+    group: str
+    first_rank: int
+    num_ranks: int  # of the whole group
+    is_new: bool  # to be joined; otherwise it is that of an earlier party with the same members
+
+
 class WeightSender(Protocol):
     """The way to published weights from another node. What fails raises EngineError.
 
-    - `join` forms a process group of the sender, as rank 0, with `num_ranks - 1` others that meet it at the offer's
-      address: a TCP store, keys prefixed by the group's name. `send` then broadcasts the buckets as bytes, one by one.
+    - `meet` waits for all engines of a party and gives each its place in one process group. A new group has to be
+      joined by every member at the offer's address (a TCP store, keys prefixed by the group's name) while `join` has
+      the sender do the same. `send` then broadcasts the buckets as bytes, one by one, to all of them at once.
+    - `join` and `send` are called by each member: the sender does them once, and every call returns when they are done.
+    - `leave` says why a member gives up, which ends the transfer for the others with that reason (`PeerFailed`).
     - `files` and `read` are for engines that can only load files.
     """
 
     async def offer(self, folder: str, bucket_bytes: int) -> Offer: ...
-    async def join(self, group: str, *, num_ranks: int, backend: str, timeout_s: float) -> None: ...
-    async def send(self, group: str, folder: str, bucket_bytes: int) -> None: ...
-    async def leave(self, group: str) -> None: ...
+    async def meet(self, party: Party, member: Member, timeout_s: float) -> GroupPlace: ...
+    async def join(self, party: Party, timeout_s: float) -> None: ...
+    async def send(self, party: Party, folder: str, bucket_bytes: int) -> None: ...
+    async def leave(self, party: Party, why: str) -> None: ...
     async def files(self, folder: str) -> dict[str, int]: ...
     async def read(self, folder: str, name: str, begin: int, num_bytes: int) -> np.ndarray: ...
 
@@ -116,13 +148,14 @@ class WeightSource:
     """Weights to load: a Hugging Face folder (usually in shared memory) with `model.safetensors`, and their version.
 
     With a `sender` the folder is the sender's to open, and an engine that can (`EngineCapabilities.broadcast`) gets
-    the weights from it; engines that cannot never see such a source.
+    the weights from it, together with its `party`; engines that cannot never see such a source.
     """
 
     folder: str
     version: int
     node: str = ""  # Ray's name of the node that has the folder; empty: this one
     sender: WeightSender | None = None
+    party: Party | None = None  # None: the engine receives alone
     checksums: Mapping[str, str] = field(default_factory=dict)  # by tensor, see `weights.checksum`; empty: not compared
 
 

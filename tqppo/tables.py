@@ -85,6 +85,8 @@ def _csv(path: Path, data: bytes) -> Iterator[Placed]:
 def _parsed(text: bytes, where: str) -> object:
     try:
         value = parse_json(text)
+    except UnicodeDecodeError as error:
+        raise DataError(f"{where}: not UTF-8 text (byte {error.start} of the row); save the file as UTF-8") from None
     except ValueError as error:
         raise DataError(f"{where}: not valid JSON: {error}") from None
     return value

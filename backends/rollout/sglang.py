@@ -18,6 +18,7 @@ from tqppo.protocols import (
     Bucket,
     Completion,
     EngineCapabilities,
+    EngineSpec,
     FinishReason,
     Request,
     Sampling,
@@ -41,6 +42,10 @@ FINISH: Mapping[str, FinishReason] = {"stop": "stop", "length": "length", "abort
 class SGLangServer(ServerApi):
     backend = "sglang"
     grace_s = 0.0  # after SIGTERM it sleeps for seconds and then kills its own processes
+
+    def __init__(self, spec: EngineSpec) -> None:
+        super().__init__(spec)
+        self._joined = ("", "")  # a server, and the group in which it gets weights
 
     def command(self, python: str, port: int) -> list[str]:
         server = [python, "-m", "tqppo_launch", "--model-path", self.model]
@@ -193,12 +198,16 @@ class SGLangServer(ServerApi):
         await self._post(server, "/update_weights_from_disk", model_path=folder, flush_cache=False)
 
     async def join_group(self, server: EngineServer, rendezvous: Rendezvous) -> None:
+        joined_by, group = self._joined
+        if joined_by == server.identity:  # that group ended with another of its engines
+            await self._post(server, "/destroy_weights_update_group", group_name=group)
+        self._joined = (server.identity, rendezvous.group)
         await self._post(
             server,
             "/init_weights_update_group",
             master_address=rendezvous.host,
             master_port=rendezvous.port,
-            rank_offset=1,
+            rank_offset=rendezvous.first_rank,
             world_size=rendezvous.num_ranks,
             group_name=rendezvous.group,
             backend=rendezvous.backend,

@@ -4,9 +4,10 @@
     python tests/bench/distill.py [--parts learning overlap wire] [--seeds 41 42 …] [--methods top-k …]
 
 `learning`: GRPO trains a tiny model to its score s and is the teacher from then on. Each method starts from GRPO's
-initial weights and trains until its held-out, sampled accuracy is 0.95 s. CPU-seconds are those of all processes,
-teachers included; start-up and validation are not counted. `overlap`: a step with scoring streamed, after generation
-and without. `wire`: bytes of vLLM's and SGLang's answers per scored token, as JSON and as arrays.
+initial weights and trains until its held-out, sampled accuracy is 0.95 s. All roles run in this process, as with
+`tqppo train --in-process`; CPU-seconds are those of the steps, teachers included, without start-up and validation.
+`ray`: CPU-seconds of a step with each role in a process of its own. `overlap`: a step with scoring streamed, after
+generation and without. `wire`: bytes of vLLM's and SGLang's answers per scored token, as JSON and as arrays.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ from tqppo.run.cluster import ray_cluster
 from tqppo.run.folder import new_run
 from tqppo.run.live import LiveRun
 from tqppo.tiny import warm_start
-from tqppo.tiny.model import TinyShape, byte_tokenizer
+from tqppo.tiny.model import TinyShape
+from tqppo.tiny.tokenizer import byte_tokenizer
 
 SEEDS = (41, 42, 43, 44, 45)  # not used to choose a setting
 SCORE = "val-core/sort/acc/mean@1"

@@ -14,11 +14,11 @@ HEAVY = {"torch", "ray", "transformers"}
 SLOW = {"pydantic", "tree_sitter", "rich", "tomli_w"}
 
 
-def loaded(arguments: list[str], folder: Path, line: str = "") -> set[str]:
+def loaded(arguments: list[str], folder: Path, line: str = "", *, code: int = 0) -> set[str]:
     """Top-level modules that are there after the command."""
     program = (
         "import sys, json\nfrom tqppo.cli import app\n"
-        "try:\n    app(sys.argv[1:])\nexcept SystemExit as end:\n    assert not end.code, end.code\n"
+        f"try:\n    app(sys.argv[1:])\nexcept SystemExit as end:\n    assert (end.code or 0) == {code}, end.code\n"
         "print(json.dumps([name for name in sys.modules if '.' not in name]), file=sys.stderr)"
     )
     environ = {"PATH": os.environ["PATH"], "HOME": str(folder)}
@@ -55,6 +55,33 @@ def loaded(arguments: list[str], folder: Path, line: str = "") -> set[str]:
 )
 def test_light_command_loads_nothing_heavy(tmp_path: Path, command: str) -> None:
     assert not HEAVY & loaded(command.split(), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "command", ["data show rows.jsonl", "reward try gsm8k --data rows.jsonl", "runs list", "config explain"]
+)
+def test_looking_at_data_and_rewards_loads_no_torch(tmp_path: Path, command: str) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"question": "1+1?", "answer": "2"}\n')
+    assert not {"torch", "ray"} & loaded(command.split(), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        ("eval none", 2),
+        ("chat none", 2),
+        ("sample none --prompt 1", 2),
+        ("export none --to hf", 2),
+        ("resume none", 5),
+        ("train --preset quickstart --name taken", 2),
+    ],
+)
+def test_a_wrong_name_is_found_before_torch_is_loaded(tmp_path: Path, command: str, code: int) -> None:
+    run = tmp_path / "runs" / "taken"
+    run.mkdir(parents=True)
+    (run / "config.resolved.toml").write_text("")
+    (run / "metrics.jsonl").write_text('{"step": 3}\n')
+    assert not HEAVY & loaded(command.split(), tmp_path, code=code)
 
 
 @pytest.mark.parametrize("command", ["--help", "--version"])

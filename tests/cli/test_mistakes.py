@@ -71,3 +71,16 @@ def test_a_name_that_leaves_the_folder_is_refused() -> None:
 def test_an_option_of_no_setting_has_no_fix() -> None:
     assert setting_for("--nothing-like-it", []) == ""
     assert setting_for("--group-size", ["--group-size=4"]) == "settings are written --set rollout.group_size=4"
+
+
+def test_all_settings_are_listed_without_a_key_and_a_mistake_is_reported() -> None:
+    text = said("config", "explain", code=0)
+    assert "actor.lr" in text
+    assert "validation.interval" in text
+    assert "error[E105]" in said("config", "explain", "actor", "--set", "actor.lr=inf", code=3)
+    assert said("config", "explain", "lr").count("warm_start.lr") == 1
+
+
+def test_a_session_is_tried_with_a_preset_in_either_spelling() -> None:
+    assert "name one of them" in said("agent", "try", "quickstart", "--preset", "quickstart")
+    assert "did you mean" in said("agent", "try", "--preset", "quickstrat", code=3)

@@ -9,7 +9,7 @@ import pytest
 from tqppo.data import prompts
 from tqppo.data.mixture import Mixture
 from tqppo.data.prompts import DataSpec, Sampler
-from tqppo.tiny.model import byte_tokenizer
+from tqppo.tiny.tokenizer import byte_tokenizer
 
 SPANS = [range(0, 10), range(10, 40)]
 

@@ -15,7 +15,7 @@ from tqppo.data import prompts
 from tqppo.data.dataset import Keys, load
 from tqppo.data.prompts import DataSpec, Prompt, PromptSet, Sampler
 from tqppo.errors import CheckpointError, DataError, PreflightError, UsageError
-from tqppo.tiny.model import byte_tokenizer
+from tqppo.tiny.tokenizer import byte_tokenizer
 
 VERL = {
     "prompt": [{"role": "user", "content": "2+2?"}],

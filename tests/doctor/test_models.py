@@ -33,7 +33,7 @@ def test_a_run_a_folder_and_a_hub_name_are_told_apart(runs: Path, tiny_model: Pa
     assert not is_model("mine")
     assert not is_model("runs/mine")
     with (
-        pytest.raises(UsageError, match="'other' is neither a checkpoint nor a run; runs in runs/: mine"),
+        pytest.raises(UsageError, match=r"'other' is neither a checkpoint nor a run; runs in runs/: mine\. A model is"),
         opened("other"),
     ):
         pass

@@ -13,8 +13,8 @@ from tqppo.doctor import teachers
 from tqppo.doctor.probe import probe
 from tqppo.errors import EngineError
 from tqppo.protocols import Scores
-from tqppo.tiny.model import byte_tokenizer
 from tqppo.tiny.teachers import TaskSplit
+from tqppo.tiny.tokenizer import byte_tokenizer
 
 SMALL = ("warm_start.steps=0", "model.hidden_size=32", "model.num_layers=1", "storage.budget_gb=0.01")
 OWN_PROMPT = 'teachers.self.prompt="{prompt} is {answer}"'

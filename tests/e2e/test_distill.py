@@ -8,7 +8,9 @@ import os
 import random
 import shutil
 import signal
+import sqlite3
 import time
+from contextlib import closing
 from pathlib import Path
 
 import psutil
@@ -24,6 +26,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 def lines(cli: Cli, name: str) -> list[metrics.Line]:
     path = cli.runs / name / "metrics.jsonl"
     return metrics.read(path) if path.exists() else []
+
+
+def requests(cli: Cli, name: str) -> set[bytes]:
+    """The requests that the run's teacher computed. Fails if it computed one twice: SQLite then numbers it anew."""
+    with closing(sqlite3.connect(cli.runs / name / "teachers" / "one.sqlite")) as base:
+        rows = base.execute("SELECT rowid, key FROM scores").fetchall()
+    assert sorted(number for number, _ in rows) == list(range(1, len(rows) + 1))
+    return {key for _, key in rows}
 
 
 def kill(process: psutil.Popen) -> None:
@@ -44,6 +54,7 @@ def test_a_killed_run_resumes_with_the_same_bytes_and_asks_no_teacher_twice(cli:
     killed, whole = (cli.runs / name / "metrics.jsonl" for name in ("killed", "whole"))
     assert metrics.comparable(killed) == metrics.comparable(whole)
     assert cli.weights("killed") == cli.weights("whole")
+    assert requests(cli, "killed") == requests(cli, "whole")
     again = {int(line["step"] or 0): line for line in lines(cli, "killed")}[4]
     assert again["teacher/one/cache_hits"] == again["teacher/one/rows"] == 32
     assert again["teacher/one/tokens"] == 0
@@ -76,6 +87,7 @@ def test_kills_at_random_moments_change_no_byte(cli: Cli) -> None:
     killed, whole = (cli.runs / name / "metrics.jsonl" for name in ("killed", "whole"))
     assert metrics.comparable(killed) == metrics.comparable(whole)
     assert cli.weights("killed") == cli.weights("whole")
+    assert requests(cli, "killed") == requests(cli, "whole")
 
 
 @pytest.mark.long

@@ -3,7 +3,7 @@ from __future__ import annotations
 import gc
 import weakref
 
-from tqppo.processes.garbage import spare_what_started
+from tqppo.processes.garbage import spare_what_started, spared_while_importing
 
 
 class Node:
@@ -23,3 +23,12 @@ def test_the_collector_skips_what_exists_and_finds_what_comes_later() -> None:
         assert later() is None
     finally:
         gc.unfreeze()
+
+
+def test_nothing_is_looked_at_while_modules_are_imported() -> None:
+    with spared_while_importing():
+        assert not gc.isenabled()
+        with spared_while_importing():
+            pass
+        assert not gc.isenabled()
+    assert gc.isenabled()

@@ -29,6 +29,16 @@ def test_tests_are_read_in_the_forms_that_datasets_have() -> None:
         read_tests(None)
 
 
+@pytest.mark.parametrize("truth", ["4", ["assert f(1)", "x = 1"], '["pass"]'])
+def test_a_test_that_cannot_fail_is_no_test(truth: object) -> None:
+    with pytest.raises(DataError, match="nothing in the test can fail"):
+        read_tests(truth)
+
+
+def test_a_test_that_is_not_python_stays_one_that_no_program_passes() -> None:
+    assert read_tests("assert f(") == [ProgramTest("assert f(")]
+
+
 @pytest.mark.slow
 def test_a_program_is_scored_by_asserts_and_by_its_output() -> None:
     assert code("s", ANSWER, "assert double(2) == 4")["score"] == 1.0
@@ -70,3 +80,5 @@ def test_a_length_within_bounds_scores_one_and_falls_outside() -> None:
     assert length("s", "four", None, most=4, unit="characters")["score"] == 1.0
     with pytest.raises(DataError, match="use words, characters, lines"):
         length("s", "a", None, most=1, unit="tokens")
+    with pytest.raises(DataError, match="use 0 <= least <= most"):
+        length("s", "a", None, least=3, most=2)

@@ -18,7 +18,7 @@ from tqppo.rollout.session import Session
 from tqppo.rollout.template import ChatTemplate, TemplateRefused, Tokenizer
 from tqppo.rollout.tools.calls import Reading, ToolCall
 from tqppo.rollout.tools.parsers import hermes
-from tqppo.tiny.model import byte_tokenizer
+from tqppo.tiny.tokenizer import byte_tokenizer
 
 TINY = ChatTemplate(cast(Tokenizer, byte_tokenizer()))
 QUESTION: Message = {"role": "user", "content": "2+2?"}

@@ -10,7 +10,7 @@ from tqppo.protocols import Completion, Request, RolloutEngine, Sampling
 from tqppo.rollout.session import ContextFull, Session, counter_seed
 from tqppo.rollout.template import ChatTemplate, Tokenizer
 from tqppo.rollout.trajectory import Trajectory
-from tqppo.tiny.model import byte_tokenizer
+from tqppo.tiny.tokenizer import byte_tokenizer
 
 
 class RecordingEngine:

@@ -45,7 +45,7 @@ def published(folder: Path, version: int, node: str) -> tuple[WeightSource, Prob
 
 def groups(pool: RolloutPool) -> list[str]:
     assert pool.sender is not None, "the engine got its weights from the trainer's own file"
-    return ray.get(pool.sender[1].__ray_call__.remote(lambda self: list(self._groups)))
+    return ray.get(pool.sender[1].__ray_call__.remote(lambda self: self.groups))
 
 
 def copies(worker: Any) -> list[str]:

@@ -155,7 +155,7 @@ def test_a_resume_of_a_complete_run_makes_an_export_that_is_missing_and_trains_n
 
 def test_an_export_without_room_is_named_and_made_by_a_resume(rehearsal: Rehearsal) -> None:
     rehearsal.troubles["export"] = fails_with(OutOfSpace("no room for 7 bytes"))
-    with pytest.raises(OutOfSpace, match=r"not exported: no room for 7 bytes; `tqppo resume --checkpoint mine`"):
+    with pytest.raises(OutOfSpace, match=r"not exported: no room for 7 bytes; `tqppo resume mine`"):
         rehearsal.train("mine")
     assert left_behind(rehearsal.folder("mine").path) == []
     rehearsal.seen.clear()
@@ -300,7 +300,7 @@ def test_a_run_without_a_checkpoint_does_not_recommend_a_resume_and_is_not_start
     assert refused.value.exit_code == 5
     assert contents(rehearsal.runs / "mine") == before
     assert rehearsal.train("saved") == 0
-    assert "tqppo resume --checkpoint saved --max-steps 8" in capsys.readouterr().out
+    assert "tqppo resume saved --max-steps 8" in capsys.readouterr().out
 
 
 def test_a_config_that_finds_no_room_is_not_left_half_written(

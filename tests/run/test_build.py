@@ -13,7 +13,7 @@ from tqppo.errors import DataError, PreflightError
 from tqppo.run import build
 from tqppo.run.configure import RunPaths
 from tqppo.run.folder import RunFolder
-from tqppo.tiny.model import byte_tokenizer
+from tqppo.tiny.tokenizer import byte_tokenizer
 from tqppo.weights import location
 
 

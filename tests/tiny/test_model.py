@@ -7,7 +7,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tqppo.errors import OutOfSpace
-from tqppo.tiny.model import VOCABULARY, byte_tokenizer, save, write_tiny_model
+from tqppo.tiny.model import VOCABULARY, save, write_tiny_model
+from tqppo.tiny.tokenizer import byte_tokenizer
 
 
 @pytest.mark.parametrize("text", ["3142", "naïve – 日本", "\n\t "])

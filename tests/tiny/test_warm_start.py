@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tqppo.data.prompts import DataSpec, demonstrations
 from tqppo.errors import DataError
 from tqppo.tiny import warm_start
-from tqppo.tiny.model import byte_tokenizer
+from tqppo.tiny.tokenizer import byte_tokenizer
 
 MODEL = {"family": "llama", "hidden_size": 64, "num_layers": 2, "num_heads": 2, "tie_embeddings": False}
 

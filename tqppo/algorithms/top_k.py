@@ -39,11 +39,12 @@ def compare(kind: str, logits: Tensor, teacher: Teacher, *, logprob_min: float |
     ids, log_p = teacher.ids.long(), teacher.logprobs.to(logits.dtype)
     is_known = ids < logits.shape[1]
     log_p = torch.where(is_known, log_p, _LOWEST).clamp(min=_LOWEST)
-    log_q = logits.gather(1, ids * is_known) - logits.logsumexp(1, keepdim=True)
-    log_q = torch.where(is_known, log_q, _LOWEST)
+    own = logits.gather(1, ids * is_known)
+    log_q = torch.where(is_known, own - logits.logsumexp(1, keepdim=True), _LOWEST)
+    in_both = is_known & (own >= _least_of_top(logits, ids.shape[1]))
     loss = _forward_kl if kind == "forward_kl_topk" else _reverse_kl
     low = lowest(logprob_min)
-    return TopK(loss(log_q, log_p, low), *_describe(logits, ids, log_q, log_p, low))
+    return TopK(loss(log_q, log_p, low), *_describe(in_both, log_q, log_p, low))
 
 
 def lowest(logprob_min: float | None) -> float:
@@ -73,10 +74,15 @@ def _log_rest(logprobs: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _describe(logits: Tensor, ids: Tensor, log_q: Tensor, log_p: Tensor, low: float) -> list[Tensor]:
-    ours = logits.topk(min(ids.shape[1], logits.shape[1]), dim=1).indices
-    both = (ids[:, :, None] == ours[:, None, :]).any(2)  # [n, K]
-    count = both.sum(1)
+def _least_of_top(logits: Tensor, k: int) -> Tensor:
+    """The student's k-th largest logit: [n, V] → [n, 1]."""
+    return logits.topk(min(k, logits.shape[1]), dim=1).values[:, -1:]
+
+
+@torch.no_grad()
+def _describe(in_both: Tensor, log_q: Tensor, log_p: Tensor, low: float) -> list[Tensor]:
+    """The figures of `TopK`; `in_both` [n, K] says which of the teacher's top k are the student's too."""
+    count = in_both.sum(1)
     low_q, low_p = log_q.clamp(min=low), log_p.clamp(min=low)
-    gained = -(low_p.exp() * (low_p - low_q) * both).sum(1) / count.clamp(min=1)
+    gained = -(low_p.exp() * (low_p - low_q) * in_both).sum(1) / count.clamp(min=1)
     return [log_q.exp().sum(1), log_p.exp().sum(1), count.float(), gained]

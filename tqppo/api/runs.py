@@ -21,7 +21,7 @@ from tqppo.metrics import files as metrics_files
 from tqppo.run import start
 from tqppo.run.attempt import Callback
 from tqppo.run.checkpoint import find_run
-from tqppo.run.folder import RunFolder, runs_folder
+from tqppo.run.folder import RunFolder, refuse_taken_name, runs_folder
 from tqppo.run.summary import RunSummary, summarise
 
 if TYPE_CHECKING:
@@ -127,6 +127,7 @@ def train(
     compilation = config if isinstance(config, Compilation) else _compiled(config, reward, overrides)
     if compilation.config is None:
         raise ConfigError(render_text(compilation.diagnostics))
+    refuse_taken_name(Path(compilation.config.run.dir), compilation.config.run.name, overwrite=overwrite)
     if probe:
         _probe(compilation)
     found: list[Path] = []

@@ -65,7 +65,7 @@ def _status(kind: str, name: str, point: EntryPoint) -> Status:
 
 @app.command("install")
 def install(
-    engine: Annotated[list[str], typer.Argument(metavar="vllm|sglang...", help="Engines that need an environment.")],
+    engine: Annotated[list[str], typer.Argument(metavar="vllm|sglang", help="Engines that need an environment.")],
     verbose: Verbose = 0,
     quiet: Quiet = 0,
 ) -> None:

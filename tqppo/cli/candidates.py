@@ -111,6 +111,7 @@ def shells(word: str, finished: list[str]) -> Iterator[Candidate]:
 
 BY_PARAMETER: dict[str, Callable[[str, list[str]], Iterator[Candidate]]] = {
     "preset": presets,
+    "named": presets,
     "first": presets,
     "second": presets,
     "overrides": settings,

@@ -14,18 +14,23 @@ from tqppo.errors import UsageError
 
 if TYPE_CHECKING:
     from tqppo.data.layout import Message
+    from tqppo.doctor.models import OpenedModel
     from tqppo.doctor.sessions import ModelSessions
 
 Greedy = Annotated[bool, typer.Option("--greedy", help="Take the likeliest tokens instead of samples.")]
 Temperature = Annotated[
-    float | None, typer.Option("--temperature", "-t", min=0.0, help="Sampling temperature. Default: the run's.")
+    float | None,
+    typer.Option("--temperature", "-t", metavar="NUMBER", min=0.0, help="Sampling temperature. Default: the run's."),
 ]
 
 
 def sample(
     run: RunOrModel,
-    prompt: Annotated[list[str], typer.Option("--prompt", help="What to ask. Repeatable; - reads lines of stdin.")],
-    samples: Annotated[int, typer.Option("--samples", "-k", min=1, help="Answers to each prompt.")] = 1,
+    prompt: Annotated[
+        list[str],
+        typer.Option("--prompt", metavar="TEXT", help="What to ask. Repeatable; - reads lines of stdin."),
+    ],
+    samples: Annotated[int, typer.Option("--samples", "-k", metavar="N", min=1, help="Answers to each prompt.")] = 1,
     greedy: Greedy = False,
     temperature: Temperature = None,
     overrides: Overrides = None,
@@ -36,9 +41,8 @@ def sample(
     if not any(questions):
         raise UsageError("sample needs something to ask: --prompt TEXT")
     from tqppo.doctor.models import opened
-    from tqppo.doctor.sessions import ModelSessions
 
-    with opened(run, overrides or ()) as model, ModelSessions(model) as sessions:
+    with opened(run, overrides or ()) as model, _sessions(model) as sessions:
         is_greedy = greedy or temperature == 0
         answers = sessions.answers(
             sessions.prompts(questions), samples=0 if is_greedy else samples, greedy=is_greedy, temperature=temperature
@@ -63,12 +67,18 @@ def chat(
     """
     say("loading the model …", err=True)
     from tqppo.doctor.models import opened
-    from tqppo.doctor.sessions import ModelSessions
 
-    with opened(run, overrides or ()) as model, ModelSessions(model) as sessions:
+    with opened(run, overrides or ()) as model, _sessions(model) as sessions:
         say(f"{model.name}; an empty line ends the chat", err=True)
         is_greedy = greedy or temperature == 0
         _talk(sessions, is_greedy=is_greedy, temperature=temperature, forgets=single)
+
+
+def _sessions(model: OpenedModel) -> ModelSessions:
+    """Loads torch, so that a name that is no model is an error before that."""
+    from tqppo.doctor.sessions import ModelSessions
+
+    return ModelSessions(model)
 
 
 def _talk(sessions: ModelSessions, *, is_greedy: bool, temperature: float | None, forgets: bool) -> None:

@@ -21,7 +21,12 @@ app = typer.Typer(no_args_is_help=True, help="Explain settings.")
 
 @app.command("explain")
 def explain_key(
-    key: Annotated[str, typer.Argument(metavar="KEY", help="A setting, as `actor.lr`, or a section, as `actor`.")],
+    key: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[KEY]", help="A setting, as `actor.lr`, or a section, as `actor`. Default: all of them."
+        ),
+    ] = None,
     preset: Preset = None,
     config: ConfigFiles = None,
     overrides: Overrides = None,
@@ -32,12 +37,16 @@ def explain_key(
     That is a file with its line, a variable, an option or the default.
     """
     from tqppo.config.compile import compile_config
+    from tqppo.config.schema import settings
     from tqppo.config.show.explain import explain, explain_section
 
-    if section := explain_section(key):
-        _print_section(section, as_json)
-        return
     compilation = compile_config(preset, list(config or []), list(overrides or []), os.environ)
+    if not key or (section := explain_section(key)):
+        if compilation.ok:
+            _print_section(section if key else list(settings().values()), as_json)
+            return
+        print_diagnostics(compilation.diagnostics)
+        raise typer.Exit(ConfigError.exit_code)
     explanation = explain(compilation, key)
     if as_json:
         emit_json(explanation.as_dict())

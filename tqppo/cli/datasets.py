@@ -21,9 +21,11 @@ def show(
     source: Annotated[
         str | None, typer.Argument(metavar="[SOURCE]", help="A file, a pattern, hub:NAME, task:NAME; or data.train.")
     ] = None,
-    model: Annotated[str, typer.Option("--model", help="Whose tokenizer to use. Default: model.path, or tiny.")] = "",
-    rows: Annotated[int, typer.Option("--rows", min=0, help="Rows to print.")] = 3,
-    first: Annotated[int, typer.Option("--first", min=0, help="The first row to print, from 0.")] = 0,
+    model: Annotated[
+        str, typer.Option("--model", metavar="MODEL", help="Whose tokenizer to use. Default: model.path, or tiny.")
+    ] = "",
+    rows: Annotated[int, typer.Option("--rows", metavar="N", min=0, help="Rows to print.")] = 3,
+    first: Annotated[int, typer.Option("--first", metavar="N", min=0, help="The first row to print, from 0.")] = 0,
     preset: Preset = None,
     config: ConfigFiles = None,
     overrides: Overrides = None,

@@ -25,7 +25,7 @@ def logprobs(
     preset: Preset = None,
     config: ConfigFiles = None,
     overrides: Overrides = None,
-    prompts: Annotated[int, typer.Option("--prompts", min=1, help="How many prompts to sample.")] = 32,
+    prompts: Annotated[int, typer.Option("--prompts", metavar="N", min=1, help="How many prompts to sample.")] = 32,
     as_json: AsJson = False,
 ) -> None:
     """Compare engine and trainer on the same tokens.

@@ -18,10 +18,17 @@ RunOrModel = Annotated[
 def evaluate(
     run: RunOrModel,
     data: Annotated[
-        list[str] | None, typer.Option("--data", help="A file, pattern, hub:NAME or task:NAME. Default: the run's.")
+        list[str] | None,
+        typer.Option(
+            "--data", metavar="SOURCE", help="A file, pattern, hub:NAME or task:NAME. Repeatable. Default: the run's."
+        ),
     ] = None,
-    prompts: Annotated[int, typer.Option("--prompts", min=0, help="Prompts to answer. Default: the run's.")] = 0,
-    samples: Annotated[int, typer.Option("--samples", "-k", min=0, help="Answers to each. Default: the run's.")] = 0,
+    prompts: Annotated[
+        int | None, typer.Option("--prompts", metavar="N", min=1, help="Prompts to answer. Default: the run's.")
+    ] = None,
+    samples: Annotated[
+        int | None, typer.Option("--samples", "-k", metavar="N", min=1, help="Answers to each. Default: the run's.")
+    ] = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
@@ -35,8 +42,8 @@ def evaluate(
     found = evaluate_model(
         run,
         data=data or "",
-        num_prompts=prompts,
-        samples=samples,
+        num_prompts=prompts or 0,
+        samples=samples or 0,
         overrides=overrides or (),
         announce=lambda what: say(f"{what} …", err=True),
     )

@@ -25,5 +25,6 @@ def explain(
     if name not in MEANINGS:
         close = nearest(name, list(MEANINGS), limit=1)
         hint = f"did you mean {close[0]}?" if close else "`tqppo explain --all` prints every code"
+        hint = f"settings are explained by: tqppo config explain {code}" if "." in code else hint
         raise UsageError(f"there is no diagnostic {code or 'without a code'}; {hint}")
     say(f"{name}: {MEANINGS[name]}")

@@ -28,7 +28,7 @@ Unset = Annotated[
 ]
 BareSettings = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings, as with --set.")]
 MaxSteps = Annotated[
-    int | None, typer.Option("--max-steps", min=1, help="Steps in all, counted from the very first start.")
+    int | None, typer.Option("--max-steps", metavar="N", min=1, help="Steps in all, counted from the very first start.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 Verbose = Annotated[

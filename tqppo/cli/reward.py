@@ -28,11 +28,18 @@ def try_function(
         list[str] | None,
         typer.Argument(metavar="[FUNCTION]...", help="A built-in name or file.py:function. Default: reward.function."),
     ] = None,
-    data: Annotated[str, typer.Option("--data", help="A file, a pattern, hub:NAME or task:NAME.")] = "",
+    data: Annotated[
+        str, typer.Option("--data", metavar="SOURCE", help="A file, a pattern, hub:NAME or task:NAME.")
+    ] = "",
     answer: Annotated[
-        list[str] | None, typer.Option("--answer", help="An answer to score. Default: the reference, and an empty one.")
+        list[str] | None,
+        typer.Option(
+            "--answer",
+            metavar="TEXT",
+            help="An answer to score. Repeatable. Default: the reference, and an empty one.",
+        ),
     ] = None,
-    rows: Annotated[int, typer.Option("--rows", min=1, help="Rows to try.")] = 3,
+    rows: Annotated[int, typer.Option("--rows", metavar="N", min=1, help="Rows to try.")] = 3,
     preset: Preset = None,
     config: ConfigFiles = None,
     overrides: Overrides = None,

@@ -45,7 +45,7 @@ def list_runs(folder: RunsFolder = None, as_json: AsJson = False) -> None:
 
 @app.command("show")
 def show_run(
-    run: Annotated[str, typer.Argument(help="A run's name or folder, or latest.")] = "latest",
+    run: Annotated[str, typer.Argument(metavar="[RUN]", help="A run's name or folder, or latest.")] = "latest",
     folder: RunsFolder = None,
     as_json: AsJson = False,
     panel: Annotated[bool, typer.Option("--panel", help="Draw the panel that training showed.")] = False,
@@ -98,7 +98,7 @@ def _describe(found: RunSummary) -> None:
 
 @app.command("rm")
 def remove_runs(
-    run: Annotated[list[str], typer.Argument(help="Names or folders of runs.")],
+    run: Annotated[list[str], typer.Argument(metavar="RUN", help="Names or folders of runs.")],
     folder: RunsFolder = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:

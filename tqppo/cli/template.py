@@ -21,7 +21,7 @@ def root() -> None:
 
 @app.command("check")
 def check(
-    model: Annotated[str, typer.Argument(help="A folder with a tokenizer, a hub name, or tiny.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A folder with a tokenizer, a hub name, or tiny.")],
     arguments: Annotated[
         list[str] | None,
         typer.Option("--arg", metavar="NAME=VALUE", help="An argument of the template, such as enable_thinking=false."),

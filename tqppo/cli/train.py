@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -71,17 +72,29 @@ def train(
         return
     level = verbosity(ctx, verbose, quiet)
     set_log_level(level)
-    if not no_probe:
-        _probe(compilation, quiet=level < 0)
-    from tqppo.run import start
-
-    raise typer.Exit(start.train(compilation, verbosity=level, overwrite=overwrite))
+    raise typer.Exit(_train(compilation, level, probes=not no_probe, overwrite=overwrite))
 
 
-def _probe(compilation: Compilation, *, quiet: bool) -> None:
+def _train(compilation: Compilation, level: int, *, probes: bool, overwrite: bool) -> int:
+    from tqppo.processes.garbage import spared_while_importing
+    from tqppo.run.launch import workers_ahead
+
+    with workers_ahead(compilation.draft):
+        with spared_while_importing():
+            if probes:
+                _probe(compilation, overwrite=overwrite, quiet=level < 0)
+            from tqppo.run import start
+
+        return start.train(compilation, verbosity=level, overwrite=overwrite)
+
+
+def _probe(compilation: Compilation, *, overwrite: bool, quiet: bool) -> None:
     """Try what the config names before anything heavy starts; ends the command if something is missing."""
     from tqppo.doctor.probe import probe
+    from tqppo.run.folder import refuse_taken_name
 
+    run = compilation.draft.run
+    refuse_taken_name(Path(run.dir), run.name, overwrite=overwrite)
     found = probe(compilation, (lambda _: None) if quiet else tick, starts_engines=False)
     print_diagnostics(found)
     if has_errors(found):

@@ -12,7 +12,7 @@ from tqppo import dataflow
 from tqppo.builtin import TASK
 from tqppo.config.plan.model_shape import ModelShape
 from tqppo.config.plan.shapes import shape_of, tiny_shape
-from tqppo.config.sections import Config, OptimizerSection
+from tqppo.config.sections import Config, OptimizerSection, ReferenceSection, RewardModelSection
 from tqppo.dataflow import Features, Stage
 from tqppo.engines.capabilities import capabilities_of
 from tqppo.protocols import EngineCapabilities
@@ -107,6 +107,28 @@ def optimizer_of(config: Config, role: str) -> OptimizerSection:
     return config.critic if role == "critic" else config.actor
 
 
+RoleSection = OptimizerSection | ReferenceSection | RewardModelSection
+
+
+def section_of(config: Config, role: str) -> RoleSection:
+    """The settings of a role that computes over rows."""
+    if role in learning_roles(config):
+        return optimizer_of(config, role)
+    return config.reward_model if role == "reward_model" else config.reference
+
+
+def row_shares(config: Config, role: str) -> int:
+    """Number of shares that a role's rows are cut into: one for each group of ranks that compute a row together."""
+    section = section_of(config, role)
+    return max(1, section.ranks // section.context_parallel)
+
+
+def tokens_of_forward(config: Config, role: str) -> int:
+    """Most tokens in one forward of a role, over the ranks that share its rows."""
+    section = section_of(config, role)
+    return section.micro_batch_tokens * section.context_parallel
+
+
 def worker_roles(config: Config) -> dict[str, int]:
     """Every role that computes over rows, with its number of ranks."""
     found = {role: optimizer_of(config, role).ranks for role in learning_roles(config)}
@@ -196,10 +218,10 @@ def takes_one_step(config: Config) -> bool:
 
 
 def required_multiple(config: Config) -> int:
-    """What the number of rows is padded to: every rank count and every mini-batch's rows divide it."""
+    """What the number of rows is padded to: every role's number of shares and every mini-batch's rows divide it."""
     learning = learning_roles(config)
-    ranks = [optimizer_of(config, role).ranks for role in learning]
-    return lcm(*ranks, *(mini_batch_rows(config, role) or 1 for role in learning))
+    shares = [row_shares(config, role) for role in learning]
+    return lcm(*shares, *(mini_batch_rows(config, role) or 1 for role in learning))
 
 
 def context_tokens(config: Config) -> int:

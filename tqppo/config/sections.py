@@ -324,8 +324,10 @@ class OptimizerSection(Section):
     """Passes over the batch per step."""
     ranks: ProcessCount = 1
     """Worker processes that share the model (FSDP2 when more than one)."""
+    context_parallel: ProcessCount = 1
+    """Ranks that compute each row together, for rows that are longer than one GPU can take."""
     micro_batch_tokens: Positive = 16_384
-    """Most tokens in one forward and backward."""
+    """Most tokens in one forward and backward of a rank."""
     weight_decay: NonNegativeFloat = 0.0
     """AdamW's weight decay."""
     beta1: Fraction = 0.9
@@ -365,8 +367,10 @@ class ReferenceSection(Section):
     """Folder or hub name of the frozen reference. Empty: the initial model (LoRA: the actor without adapter)."""
     ranks: ProcessCount = 1
     """Worker processes that share the reference."""
+    context_parallel: ProcessCount = 1
+    """Ranks that compute each row together, for rows that are longer than one GPU can take."""
     micro_batch_tokens: Positive = 32_768
-    """Most tokens in one forward."""
+    """Most tokens in one forward of a rank."""
 
 
 class RewardSection(Section):
@@ -393,10 +397,12 @@ class RewardModelSection(Section):
     """A sequence-classification model that scores trajectories. Empty: none."""
     ranks: ProcessCount = 1
     """Worker processes that share the reward model."""
+    context_parallel: ProcessCount = 1
+    """Ranks that compute each row together, for rows that are longer than one GPU can take."""
     weight: float = 1.0
     """The score is multiplied by this and added to the reward function's."""
     micro_batch_tokens: Positive = 32_768
-    """Most tokens in one forward."""
+    """Most tokens in one forward of a rank."""
 
 
 class TeacherSection(Section):

@@ -26,7 +26,8 @@ from tqppo.protocols import (
     WeightSender,
     WeightSource,
 )
-from tqppo.tiny.model import byte_tokenizer, write_tiny_model
+from tqppo.tiny.model import write_tiny_model
+from tqppo.tiny.tokenizer import byte_tokenizer
 
 T = TypeVar("T")
 Fields = Mapping[str, Any]  # some fields of `Sampling` or `EngineSpec`

@@ -69,8 +69,7 @@ class Keys:
         """The names with `auto` replaced by the column that this row has."""
         prompt = self.prompt if self.prompt != AUTO else _first(columns, PROMPTS)
         if not prompt:
-            fix = 'set data.prompt_key to the column with the prompt, such as data.prompt_key = "text"'
-            raise DataError(f"{where}: no column looks like a prompt; {has(columns)}. To fix it, {fix}")
+            raise DataError(f"{where}: no column looks like a prompt; {has(columns)}. To fix it, {_way_to(columns)}")
         answer = self.answer if self.answer != AUTO else self._answer(columns, prompt, where)
         return replace(self, prompt=prompt, answer=answer)
 
@@ -81,8 +80,21 @@ class Keys:
             return prompt
         if not found:
             fix = 'set data.answer_key to the column with it, or data.answer_key = "" if your reward needs none'
-            raise DataError(f"{where}: no column looks like a reference answer; {has(columns)}. To fix it, {fix}")
+            empty = [name for name in ANSWERS if name in columns and columns[name] is None]
+            what = f"column {empty[0]!r} is null" if empty else "no column looks like a reference answer"
+            raise DataError(f"{where}: {what}; {has(columns)}. To fix it, {fix}")
         return found
+
+
+def _way_to(columns: FileRow) -> str:
+    """What to do about a row in which no column is known to hold the prompt."""
+    if len(columns) == 1 and (other := next((each for each in (";", "\t", "|") if each in next(iter(columns))), "")):
+        return f"separate the columns by commas: here {other!r} does"
+    texts = {name: value for name, value in columns.items() if _is_prompt(value)}
+    if not texts:
+        return "add a column with text, or with chat messages that have role and content"
+    longest = max(texts, key=lambda name: len(str(texts[name])))
+    return f'set data.prompt_key to the column with the prompt, such as data.prompt_key = "{longest}"'
 
 
 def to_row(columns: FileRow, keys: Keys, *, where: str, stem: str) -> Row:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from tqppo.config.sections import Config
 from tqppo.data.prompts import DataSpec, Prompt, for_validation
 from tqppo.data.prompts import load as load_prompts
 from tqppo.doctor.models import opened
-from tqppo.doctor.sessions import ModelSessions, SessionAnswer, scored
 from tqppo.metrics.validation import Answer, figures
 from tqppo.rewards.scorer import ScorerSpec
+
+if TYPE_CHECKING:
+    from tqppo.doctor.sessions import ModelSessions, SessionAnswer
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,8 @@ def evaluate_model(
     with opened(name, overrides) as model:
         config = model.config
         announce(f"starting the {config.rollout.backend} engine with {model.name}")
+        from tqppo.doctor.sessions import ModelSessions, scored  # loads torch: a wrong name is an error before that
+
         with ModelSessions(model) as sessions:
             chosen = prompts_of(config, sessions, data, num_prompts or config.validation.num_prompts)
             k = samples or config.validation.samples

@@ -18,7 +18,7 @@ from tqppo.config.compile import compile_config
 from tqppo.config.diagnostics import render_text
 from tqppo.config.sections import Config
 from tqppo.errors import CheckpointError, ConfigError, UsageError
-from tqppo.run import configure
+from tqppo.hub import use_cache_without_network
 from tqppo.run.checkpoint import Checkpoint, CheckpointStore, find_run
 from tqppo.run.folder import RunFolder, runs_folder
 
@@ -62,6 +62,7 @@ class SavedActor:
             raise
 
     def _write(self, to: Path, *, adapter: bool, dtype: str) -> None:
+        from tqppo.run import configure
         from tqppo.workers.export import export_adapter, export_checkpoint
 
         model = str(self.run.model) if facts.makes_model(self.config) else self.config.model.path
@@ -77,9 +78,13 @@ def opened(name: str, overrides: Sequence[str] = ()) -> Iterator[OpenedModel]:
     """The newest weights of a run, those of a checkpoint, or a folder or hub name that `transformers` loads."""
     if is_model(name):
         settings = _compiled([], [f"model.path={name}", *overrides])
+        use_cache_without_network([name])
         yield OpenedModel(settings, name, name)
         return
-    saved = saved_actor(name, overrides)
+    try:
+        saved = saved_actor(name, overrides)
+    except UsageError as error:
+        raise UsageError(f"{error}. A model is a folder with config.json, or a hub name such as org/name") from None
     run = saved.run
     if run.exported.step == saved.checkpoint.step:
         yield OpenedModel(saved.config, str(run.export), f"{run.name}, step {saved.checkpoint.step}")
@@ -102,7 +107,7 @@ def saved_actor(name: str, overrides: Sequence[str] = ()) -> SavedActor:
     try:
         path, wanted = find_run(name, runs_folder())
     except CheckpointError as error:
-        raise UsageError(f"{error}. A model is a folder with config.json, or a hub name such as org/name") from None
+        raise UsageError(str(error)) from None
     run = RunFolder(path)
     store = CheckpointStore(run.checkpoints, run_files=run.files_of_resume)
     checkpoint = store.open(wanted) if wanted is not None else store.newest(log.warning)

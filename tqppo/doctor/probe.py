@@ -7,6 +7,8 @@ score two answers of the student. Heavy imports happen inside functions.
 
 from __future__ import annotations
 
+import os
+import shlex
 import shutil
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -25,6 +27,7 @@ from tqppo.config.read.vocabulary import Vocabulary
 from tqppo.devices.fake_gpus import fake_gpus
 from tqppo.engines.capabilities import capabilities_of
 from tqppo.errors import DataError, PreflightError, TqppoError
+from tqppo.hub import use_cache_without_network
 from tqppo.space import SHARED_MEMORY
 from tqppo.untrusted import loading
 
@@ -53,7 +56,8 @@ def probe(
     context = Context(config, compilation.origins)
     found = [*_packages(context), *_engines(context), *_devices(context), *_shared_memory(context)]
     found += lacking(context, this_machine(Path(config.run.dir)))
-    found += _attempt(context, "E611", "rollout.agent_args", partial(_agent, context))
+    tried = "`tqppo agent try` plays one session"
+    found += _attempt(context, "E611", "rollout.agent_args", partial(_agent, context), fix=tried)
     tokenizer, problems = _tokenizer(context, "model.tokenizer" if config.model.tokenizer else "model.path")
     found += problems
     if tokenizer is not None:
@@ -68,9 +72,10 @@ def _tokenizer(context: Context, key: str) -> tuple[PreTrainedTokenizerBase | No
     """The tokenizer of a model path, or None and a problem if it cannot be loaded."""
     path = context.value(key)
     if path == "tiny":
-        from tqppo.tiny.model import byte_tokenizer
+        from tqppo.tiny.tokenizer import byte_tokenizer
 
         return byte_tokenizer(), []
+    use_cache_without_network([str(path)])
     from transformers import AutoConfig, AutoTokenizer
 
     trust = context.config.model.trust_remote_code
@@ -84,12 +89,14 @@ def _tokenizer(context: Context, key: str) -> tuple[PreTrainedTokenizerBase | No
         return None, [context.report("E601", str(error), (key,), fix=fix)]
 
 
-def _attempt(context: Context, code: str, key: str, attempt: Callable[[], Iterator[Diagnostic]]) -> list[Diagnostic]:
+def _attempt(
+    context: Context, code: str, key: str, attempt: Callable[[], Iterator[Diagnostic]], *, fix: str
+) -> list[Diagnostic]:
     """The problems that an attempt reports. A TqppoError becomes a problem of the key."""
     try:
         return list(attempt())
     except TqppoError as error:
-        return [context.report(code, str(error), (key,))]
+        return [context.report(code, str(error), (key,), fix=fix)]
 
 
 def _data(context: Context, tokenizer: PreTrainedTokenizerBase, tell: Callable[[str], None]) -> list[Diagnostic]:
@@ -123,12 +130,30 @@ def _data(context: Context, tokenizer: PreTrainedTokenizerBase, tell: Callable[[
         tell(f"warm start {config.warm_start.steps} steps on {len(rows)} demonstrations")
         yield from ()
 
-    found = _attempt(context, "E602", "data.train", rows)
-    if config.warm_start.data:
-        found += _attempt(context, "E602", "warm_start.data", shown)
-    if config.validation.data:
-        found += _attempt(context, "E602", "validation.data", held_out)
-    return found + _attempt(context, "E603", "reward.function", lambda: _rewards(context, samples, tell))
+    attempts = {"data.train": rows}
+    attempts |= {"warm_start.data": shown} if config.warm_start.data else {}
+    attempts |= {"validation.data": held_out} if config.validation.data else {}
+    found: list[Diagnostic] = []
+    for key, attempt in attempts.items():
+        look = f"look at its rows: tqppo data show {_written(context.value(key))}"
+        found += _attempt(context, "E602", key, attempt, fix=look)
+    return found + _attempt(
+        context, "E603", "reward.function", lambda: _rewards(context, samples, tell), fix=_reward_command(context)
+    )
+
+
+def _written(names: object) -> str:
+    """The first of the names that a setting holds, for a command line."""
+    first = str(next(iter(names), "") if isinstance(names, list) else names)
+    return shlex.quote(os.path.relpath(first) if os.path.isabs(first) and Path(first).exists() else first)
+
+
+def _reward_command(context: Context) -> str:
+    function = str(context.value("reward.function") or "task")
+    place, colon, name = function.rpartition(":")
+    shown = f"{os.path.relpath(place)}:{name}" if colon and os.path.isabs(place) else function
+    data = _written(context.value("data.train"))
+    return f"correct it, then try it: tqppo reward try {shlex.quote(shown)} --data {data}"
 
 
 def _brief(text: str) -> str:
@@ -164,7 +189,8 @@ def _rewards(context: Context, samples: list[Prompt], tell: Callable[[str], None
     for each, sample in zip(try_reward(spec, [(s.uid, s) for s in samples], references=True), samples, strict=True):
         if each.failure:
             code = "E603" if config.reward.on_error == "error" else "W604"
-            yield context.report(code, f"the reward function failed: {each.failure}", ("reward.function",))
+            fix = _reward_command(context)
+            yield context.report(code, f"the reward function failed: {each.failure}", ("reward.function",), fix=fix)
             continue
         if sample is samples[0]:
             what = "the reference answer" if is_answer else "the reference in place of an answer"
@@ -262,7 +288,8 @@ def _teachers(context: Context, tokenizer: PreTrainedTokenizerBase, tell: Callab
             tell(str(trial))
         yield from ()
 
-    return _attempt(context, "E611", f"teachers.{next(iter(context.config.teachers))}.path", trials)
+    key = f"teachers.{next(iter(context.config.teachers))}.path"
+    return _attempt(context, "E611", key, trials, fix="correct the settings of [teachers], or start its server")
 
 
 def _engines(context: Context) -> Iterator[Diagnostic]:
@@ -277,16 +304,17 @@ def _engines(context: Context) -> Iterator[Diagnostic]:
         if endpoints:
             yield from _servers(context, section, endpoints)
         elif able is not None and able.needs_environment:
-            yield from _attempt(
-                context, "E606", f"{section}.backend", partial(_interpreter, backend, python, needs_gpu)
-            )
+            yield from _interpreter(context, section, backend, python, needs_gpu)
 
 
-def _interpreter(backend: str, python: str, needs_gpu: bool) -> Iterator[Diagnostic]:
+def _interpreter(context: Context, section: str, backend: str, python: str, needs_gpu: bool) -> Iterator[Diagnostic]:
     from tqppo.engines.environments import python_of
 
-    python_of(backend, python, on_gpu=needs_gpu)
-    yield from ()
+    try:
+        python_of(backend, python, on_gpu=needs_gpu)
+    except TqppoError as error:
+        message, _, advice = str(error).partition(". ")
+        yield context.report("E606", message, (f"{section}.python" if python else f"{section}.backend",), fix=advice)
 
 
 def _servers(context: Context, section: str, endpoints: list[str]) -> Iterator[Diagnostic]:

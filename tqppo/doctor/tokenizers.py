@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
+from tqppo.hub import use_cache_without_network
 from tqppo.untrusted import loading
 
 if TYPE_CHECKING:
@@ -12,9 +13,10 @@ if TYPE_CHECKING:
 
 def load_tokenizer(model: str, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
     if model == "tiny":
-        from tqppo.tiny.model import byte_tokenizer
+        from tqppo.tiny.tokenizer import byte_tokenizer
 
         return byte_tokenizer()
+    use_cache_without_network([model])
     from transformers import AutoTokenizer
 
     with loading(f"the tokenizer of {model!r}"):

@@ -1,8 +1,22 @@
-"""Python's garbage collector in processes that live long. Workers and the driver call it once they have started."""
+"""Python's garbage collector in processes that live long: off while they import, and what they start with is spared."""
 
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def spared_while_importing() -> Iterator[None]:
+    """Switch the collector off meanwhile: what is imported stays, and to look at it took a fifth of the time."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def spare_what_started() -> None:

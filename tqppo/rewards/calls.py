@@ -52,11 +52,25 @@ class RewardCall:
         try:
             self._parameters.bind(**{**asked, **values, **self.arguments})
         except TypeError as error:
-            raise DataError(
-                f"reward function {self.name!r} cannot be called as "
-                "f(data_source, solution_str, ground_truth, extra_info, **reward.function_args), nor as "
-                f"f(prompts, completions, **columns): {error}"
-            ) from None
+            raise DataError(f"reward function {self.name!r} {self._refusal(error)}") from None
+
+    def _refusal(self, error: TypeError) -> str:
+        """Why the function cannot be called, and what to write."""
+        if inspect.isclass(self.function):
+            return (
+                f"is a class: name an instance, such as one made by `judge = {self.function.__name__}(…)` in the file"
+            )
+        parameters = self._parameters.parameters.values()
+        if wanted := [
+            each.name for each in parameters if each.kind is each.KEYWORD_ONLY and each.default is each.empty
+        ]:
+            missing = [name for name in wanted if name not in self.arguments]
+            if missing:
+                return f"needs reward.function_args = {{ {', '.join(f'{name} = …' for name in missing)} }}"
+        return (
+            "cannot be called as f(data_source, solution_str, ground_truth, extra_info, **reward.function_args), nor "
+            f"as f(prompts, completions, **columns): {error}"
+        )
 
     @cached_property
     def signature(self) -> Signature:

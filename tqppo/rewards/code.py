@@ -6,6 +6,7 @@ a container.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import json
 import os
@@ -46,9 +47,9 @@ def read_tests(truth: object) -> list[ProgramTest]:
         try:
             truth = json.loads(truth)
         except ValueError:
-            return [ProgramTest(str(truth))]
+            return [_statements(str(truth))]
     if isinstance(truth, str) and truth.strip():
-        return [ProgramTest(truth)]
+        return [_statements(truth)]
     if isinstance(truth, Mapping) and {"inputs", "outputs"} <= set(truth):
         pairs = zip(truth["inputs"], truth["outputs"], strict=True)
         return [ProgramTest(stdin=_text(given), stdout=_text(wanted)) for given, wanted in pairs]
@@ -60,9 +61,20 @@ def read_tests(truth: object) -> list[ProgramTest]:
     )
 
 
+def _statements(text: str) -> ProgramTest:
+    """A test of Python text. DataError if nothing in it can fail: every program would pass."""
+    try:
+        nodes = list(ast.walk(ast.parse(text)))
+    except (SyntaxError, ValueError):
+        return ProgramTest(text)  # which no program passes
+    if not any(isinstance(node, ast.Assert | ast.Raise | ast.Call) for node in nodes):
+        raise DataError(f"reward code: nothing in the test can fail; write asserts, not {text!r:.80}")
+    return ProgramTest(text)
+
+
 def _test(each: object) -> ProgramTest:
     if isinstance(each, str):
-        return ProgramTest(each)
+        return _statements(each)
     if isinstance(each, Mapping) and "output" in each:
         return ProgramTest(stdin=_text(each.get("input", "")), stdout=_text(each["output"]))
     raise DataError(f'reward code: a test is Python text or {{"input": …, "output": …}}, not {each!r:.80}')

@@ -7,6 +7,7 @@ or hang on a hostile answer, so they run in a process that can be killed.
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Callable, Mapping
 from decimal import Decimal, InvalidOperation
@@ -82,7 +83,8 @@ def math(data_source: str, solution_str: str, ground_truth: object, extra_info: 
         from math_verify import parse, verify
     except ImportError:
         raise PreflightError("reward math needs math-verify: pip install 'tqppo[math]'") from None
-    # math-verify's own timeouts use signals; the process is killed after reward.timeout_s anyway.
+    # math-verify's own timeouts use signals, and it warns without them; the process is killed after reward.timeout_s.
+    logging.getLogger("math_verify").setLevel(logging.ERROR)
     wanted = parse(f"\\boxed{{{ground_truth}}}", parsing_timeout=None)
     found = parse(solution_str, parsing_timeout=None)
     right = bool(wanted) and bool(found) and verify(wanted, found, timeout_seconds=None)
@@ -117,6 +119,8 @@ def length(
     counts = {"words": len(solution_str.split()), "characters": len(solution_str), "lines": lines}
     if unit not in counts:
         raise DataError(f"reward length: unit = {unit!r}; use {', '.join(counts)}")
+    if not 0 <= least <= most or not most:
+        raise DataError(f"reward length: least = {least} and most = {most}; use 0 <= least <= most, and most >= 1")
     count = counts[unit]
     share = count / least if count < least else most / count if count > most else 1.0
     return {"score": share, "acc": float(share == 1.0), "pred": str(count)}

@@ -7,13 +7,16 @@ sample after the other; an async one runs many samples at once, and a batch func
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import contextlib
+import difflib
 import json
 import os
 import select
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import BinaryIO
 
 from tqppo import plugins
@@ -38,8 +41,18 @@ def load_function(name: str) -> RewardFunction:
     except (ImportError, OSError, SyntaxError) as error:
         raise DataError(f"reward function {name!r}: cannot import {place}: {error}") from error
     if not callable(function):
-        raise DataError(f"reward function {name!r}: {place} has no function {attribute!r}")
+        raise DataError(f"reward function {name!r}: {place} has no function {attribute!r}{_others(place, attribute)}")
     return function
+
+
+def _others(place: str, attribute: str) -> str:
+    """The functions that a file does have, nearest first."""
+    if not place.endswith(".py"):
+        return ""
+    nodes = ast.parse(Path(place).read_bytes()).body
+    names = [each.name for each in nodes if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)]
+    close = difflib.get_close_matches(attribute, names, n=1)
+    return f"; did you mean {close[0]!r}?" if close else f"; it has {', '.join(names)}" if names else ""
 
 
 class SampleLoop:

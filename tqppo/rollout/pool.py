@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -15,7 +16,7 @@ from tqppo.engines.capabilities import capabilities_of
 from tqppo.errors import EngineError
 from tqppo.metrics.events import ProcessReplaced, ReportEvent, unreported
 from tqppo.processes.hosting import Call, Hosting, Launcher, Process, Watch, close_all, results
-from tqppo.protocols import WeightSource
+from tqppo.protocols import Party, WeightSource
 from tqppo.queue.client import Queue
 from tqppo.rollout.assignment import Assignment
 from tqppo.rollout.dispatch import Dispatcher
@@ -133,8 +134,8 @@ class RolloutPool:
         self.shared_engines.be_awake(cache=False)
         at_once = probe if self.shared_engines.is_wholly_awake else None  # a second call to each engine is saved
         calls = [
-            worker.call(RolloutWorker.load_weights, self._source_for(source, spec, node), at_once)
-            for worker, spec, node in zip(self.workers, self.specs, self.nodes, strict=True)
+            worker.call(RolloutWorker.load_weights, each, at_once)
+            for worker, each in zip(self.workers, self._sources(source), strict=True)
         ]
         found = results(
             calls, self.timeout_s, f"loading weights of version {source.version}", died=EngineError, watch=self.watch
@@ -165,18 +166,32 @@ class RolloutPool:
     def _results(self, calls: Sequence[Call[T]], what: str, timeout_s: float | None = None) -> list[T]:
         return results(calls, timeout_s or self.timeout_s, what, died=EngineError, watch=self.watch)
 
-    def _source_for(self, source: WeightSource, spec: RolloutSpec, node: str) -> WeightSource:
-        """The weight source for one replica: unchanged if it can read the folder, otherwise with a `sender`."""
-        is_readable = source.node in ("", node) and is_local(spec.engine.endpoint)
-        if is_readable and spec.weight_sync != "broadcast":
-            return source
-        from tqppo.weights.ray_sender import RaySenderClient, start_sender
+    def _sources(self, source: WeightSource) -> list[WeightSource]:
+        """The source for each replica: unchanged if it can read the folder, otherwise with a `sender`.
 
-        home = source.node or node
-        if self.sender is None or self.sender[0] != home:
+        Those that receive over a process group are one party, so that the sender sends every byte once.
+        """
+        remote = [not self._can_read(source, *each) for each in zip(self.specs, self.nodes, strict=True)]
+        if not any(remote):
+            return [source] * len(self.specs)
+        from tqppo.weights.ray_sender import RaySenderClient
+
+        named = tuple(spec.engine.name for spec, is_remote in zip(self.specs, remote, strict=True) if is_remote)
+        party = Party(f"v{source.version}-{secrets.token_hex(8)}", named)
+        home = source.node or next(node for node, is_remote in zip(self.nodes, remote, strict=True) if is_remote)
+        sent = replace(source, sender=RaySenderClient(self._sender_on(home)), party=party)
+        return [sent if is_remote else source for is_remote in remote]
+
+    def _can_read(self, source: WeightSource, spec: RolloutSpec, node: str) -> bool:
+        return source.node in ("", node) and is_local(spec.engine.endpoint) and spec.weight_sync != "broadcast"
+
+    def _sender_on(self, node: str) -> ActorProxy[Sender]:
+        from tqppo.weights.ray_sender import start_sender
+
+        if self.sender is None or self.sender[0] != node:
             self._stop_sender()
-            self.sender = (home, start_sender(home))
-        return replace(source, sender=RaySenderClient(self.sender[1]))
+            self.sender = (node, start_sender(node, len(self.specs)))
+        return self.sender[1]
 
     def _stop_sender(self) -> None:
         if self.sender is not None:

@@ -10,16 +10,18 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tqppo.config import facts
 from tqppo.config.sections import Config
 from tqppo.config.show.export import flat
 from tqppo.display.display import Display, Ending
 from tqppo.errors import ClusterLost, LockLost, OutOfSpace, TqppoError
+from tqppo.hub import use_cache_without_network
 from tqppo.metrics import files as metrics_files
 from tqppo.metrics import trackers
 from tqppo.metrics.events import Event
 from tqppo.metrics.files import EventLog, MetricsLog
 from tqppo.processes import ray_health
-from tqppo.processes.garbage import spare_what_started
+from tqppo.processes.garbage import spare_what_started, spared_while_importing
 from tqppo.processes.hosting import Launcher
 from tqppo.protocols import Metrics
 from tqppo.run.checkpoint import Checkpoint, CheckpointStore
@@ -130,12 +132,14 @@ class Attempt:
         config = self.config
         with ExitStack() as stack:
             stack.enter_context(self.display)
+            use_cache_without_network([config.model.path, *facts.named_models(config).values()])
             hooks = Hooks(
                 while_starting=lambda: import_module("tqppo.run.build"),  # with torch and transformers: seconds
                 warn=self._warn,
                 on_stuck=partial(leave, self.events),
             )
-            launcher = launcher_of(config, logs, stack, self.display.stage, hooks)
+            with spared_while_importing():
+                launcher = launcher_of(config, logs, stack, self.display.stage, hooks)
             stop.listen_again()
             run = self._build(logs, stack, launcher)
             self.trackers = trackers.load(
@@ -255,7 +259,7 @@ class Attempt:
                 run.export(self.folder.exported.partial)
                 self.folder.exported.replace(max(self.start, self.config.run.max_steps))
             except OutOfSpace as error:
-                again = f"; `tqppo resume --checkpoint {self.folder.name}` exports it once there is room"
+                again = f"; `tqppo resume {self.folder.name}` exports it once there is room"
                 raise OutOfSpace(
                     f"the model was not exported: {error}{again if self.folder.is_saved else ''}"
                 ) from error
@@ -264,7 +268,7 @@ class Attempt:
         folder, name = self.folder, self.folder.name
         steps = f"{self.display.progress.step} of {self.config.run.max_steps} steps"
         places = {"run": str(folder.path), "metrics": str(folder.metrics), "checkpoints": str(folder.checkpoints)}
-        resume = f"tqppo resume --checkpoint {name}"
+        resume = f"tqppo resume {name}"
         is_saved = folder.is_saved
         if code:
             self.display.finish(

@@ -10,7 +10,6 @@ from tqppo.config.compilation import Compilation
 from tqppo.config.compile import compile_config
 from tqppo.config.diagnostics import render_text
 from tqppo.errors import ConfigError, UsageError
-from tqppo.run import configure
 from tqppo.run.checkpoint import Checkpoint
 from tqppo.run.folder import RunFolder
 
@@ -29,6 +28,7 @@ def branch(folder: RunFolder, forked: RunFolder, checkpoint: Checkpoint, changes
     """Write the checkpoint's weights as the model of the new run, and compile its config."""
     if any(each.partition("=")[0].strip() == "model.path" for each in changes):
         raise UsageError("a fork starts from the checkpoint's weights: model.path cannot be changed; use tqppo train")
+    from tqppo.run import configure
     from tqppo.workers.export import export_checkpoint
 
     before = _compiled(folder, []).draft

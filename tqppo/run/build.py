@@ -24,6 +24,7 @@ from tqppo.data.prompts import DataSpec, Demonstration, Prompt, Sampler, demonst
 from tqppo.data.prompts import load as load_prompts
 from tqppo.devices.seats import Seat
 from tqppo.errors import PreflightError
+from tqppo.hub import use_cache_without_network
 from tqppo.metrics.events import ReportEvent, unreported
 from tqppo.processes.hosting import Hosting, Launcher, failing_with
 from tqppo.processes.in_order import AtOnce, Background, InOrder
@@ -125,6 +126,7 @@ def prepare_paths(
 def prepare_model(config: Config, folder: Path) -> str:
     """The model's folder or hub name; a tiny model is made and warmed up here, where torch is imported already."""
     if config.model.path != "tiny":
+        use_cache_without_network([config.model.path])
         return config.model.path
     return make_tiny_model(str(folder.resolve()), configure.tiny_model_spec(config), taught(config))
 
@@ -185,6 +187,7 @@ def make_ahead(config: Config, stack: ExitStack) -> InOrder | None:
         return None
     ahead: InOrder = AtOnce() if config.cluster.in_process else Background("generation-ahead")
     stack.callback(ahead.join)
+    stack.callback(ahead.stop)  # once more, if the build fails before it is called
     return ahead
 
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from tqppo import space
+from tqppo.config.read.nearest import did_you_mean
 from tqppo.errors import CheckpointError, TqppoError
 from tqppo.space import Digest
 from tqppo.untrusted import read_json
@@ -328,8 +329,9 @@ def find_run(checkpoint: str, runs: Path) -> tuple[Path, Path | None]:
     for candidate in (path, runs / checkpoint, *([path.parent.parent] if _is_step(path) else [])):
         if (candidate / "checkpoints").is_dir():
             raise CheckpointError(f"{candidate / CONFIG} is missing; the run cannot continue without it")
-    names = ", ".join(sorted(run.name for run in _runs(runs))[-8:]) or "none"
-    raise CheckpointError(f"{checkpoint!r} is neither a checkpoint nor a run; runs in {runs}/: {names}")
+    names = sorted(run.name for run in _runs(runs))
+    hint = did_you_mean(checkpoint, names) or f"runs in {runs}/: {', '.join(names[-8:]) or 'none'}"
+    raise CheckpointError(f"{checkpoint!r} is neither a checkpoint nor a run; {hint}")
 
 
 def _last_run(runs: Path) -> Path:

@@ -26,6 +26,7 @@ from tqppo.processes.deadline import within
 from tqppo.processes.lifeline import Watcher, adopt_orphans, descendants, end
 from tqppo.processes.reaper import claim, reap
 from tqppo.queue.storage import FOLDER_PREFIX
+from tqppo.run.lean_ray import lean_ray
 from tqppo.run.ray_token import new_token
 from tqppo.run.worker_logs import keep_worker_logs
 from tqppo.weights import location
@@ -120,7 +121,7 @@ def _private(size: Mapping[str, int | None], logs: Path, hooks: Hooks) -> Iterat
     started: list[int] = []
     try:
         with new_token(owned.folder), _shut_down_after(started):
-            with ThreadPoolExecutor(1) as other_thread:
+            with lean_ray(), ThreadPoolExecutor(1) as other_thread:
                 other_thread.submit(hooks.while_starting)
                 start_patiently(partial(start, _temp_dir=str(session), **size), hooks.warn)
             adopt_orphans()  # workers of a raylet that dies stay below this process, and are ended with the rest

@@ -176,12 +176,13 @@ def model_spec(config: Config, path: str, *, lora: bool = False, checkpointing: 
     )
 
 
-def _role(config: Config, model: ModelSpec, micro_batch_tokens: int, **more: Any) -> RoleSpec:
+def _role(config: Config, model: ModelSpec, section: facts.RoleSection, **more: Any) -> RoleSpec:
     return RoleSpec(
         model=model,
         features=facts.features(config),
         temperature=config.rollout.temperature,
-        micro_batch_tokens=micro_batch_tokens,
+        micro_batch_tokens=section.micro_batch_tokens,
+        context_parallel=section.context_parallel,
         threads=config.run.threads,
         seed=config.run.seed,
         deterministic=config.run.deterministic,
@@ -220,7 +221,7 @@ def actor_spec(config: Config, paths: RunPaths, special_ids: tuple[int, ...] = (
     return _role(
         config,
         model,
-        actor.micro_batch_tokens,
+        actor,
         optimizer=_optimizer(actor, actor.lr, config.run.max_steps),
         policy_loss=loss,
         distill=distill_spec(config, paths, special_ids) if facts.has_teachers(config) else None,
@@ -319,16 +320,16 @@ def critic_spec(config: Config, paths: RunPaths) -> RoleSpec:
     model = model_spec(config, critic.path or paths.model, checkpointing=critic.gradient_checkpointing)
     loss = ValueLossSpec(clip=critic.value_clip, aggregate=config.algorithm.aggregate, horizon=facts.horizon(config))
     optimizer = _optimizer(critic, critic.lr, config.run.max_steps)
-    return _role(config, model, critic.micro_batch_tokens, optimizer=optimizer, value_loss=loss)
+    return _role(config, model, critic, optimizer=optimizer, value_loss=loss)
 
 
 def reference_spec(config: Config, paths: RunPaths) -> RoleSpec:
     path = config.reference.path or paths.model
-    return _role(config, model_spec(config, path), config.reference.micro_batch_tokens)
+    return _role(config, model_spec(config, path), config.reference)
 
 
 def reward_model_spec(config: Config) -> RoleSpec:
-    return _role(config, model_spec(config, config.reward_model.path), config.reward_model.micro_batch_tokens)
+    return _role(config, model_spec(config, config.reward_model.path), config.reward_model)
 
 
 def estimator_spec(config: Config, paths: RunPaths) -> EstimatorSpec:

@@ -141,6 +141,13 @@ def runs_folder() -> Path:
     return Path(os.environ.get("TQPPO__RUN__DIR", "runs"))
 
 
+def refuse_taken_name(runs: Path, name: str, *, overwrite: bool) -> None:
+    """UsageError if a run of this name has trained; before anything of a new run is tried or made."""
+    folder = RunFolder(runs / name)
+    if name and folder.path.is_dir():
+        folder.refuse_if_taken(overwrite=overwrite)
+
+
 def new_run(runs: Path, name: str, *, preset: str, model: str, overwrite: bool = False) -> RunFolder:
     """Make the folder of a new run. A name that is taken is refused, unless `overwrite` or no step was trained there.
 

@@ -54,6 +54,7 @@ MAY_CHANGE = (
 # Settings of memory and placement, which a resume may change too. They change the order in which numbers are added up.
 MAY_ROUND = (
     *(f"{role}.ranks" for role in ("actor", "critic", "reference", "reward_model")),
+    *(f"{role}.context_parallel" for role in ("actor", "critic", "reference", "reward_model")),
     *(f"{role}.micro_batch_tokens" for role in ("actor", "critic", "reference", "reward_model")),
     "actor.gradient_checkpointing",
     "critic.gradient_checkpointing",
@@ -187,7 +188,7 @@ def _go_on(attempt: Attempt) -> int:
         folder.exported.remove_partial()
         Display(folder.name, quiet=attempt.verbosity < 0).note(
             f"{folder.path} is complete: step {found.step} of {config.run.max_steps} is done, nothing was trained. "
-            f"To go on: tqppo resume --checkpoint {folder.name} --max-steps {found.step * 2}"
+            f"To go on: tqppo resume {folder.name} --max-steps {found.step * 2}"
         )
         return 0
     _check_room(config, folder.path, {}, taken_bytes=folder.saved_bytes())

@@ -1,7 +1,7 @@
-"""A small language model and byte-level tokenizer, made from the config with no download.
+"""A small language model, made from the config with no download.
 
 The folder it writes is an ordinary Hugging Face folder: every engine and worker loads it like any
-other model. One token per byte, plus a few special tokens for the chat template.
+other model. Its tokenizer has one token per byte.
 """
 
 from __future__ import annotations
@@ -11,25 +11,16 @@ from pathlib import Path
 from typing import TypedDict
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     PretrainedConfig,
     PreTrainedModel,
-    PreTrainedTokenizerFast,
 )
 
 from tqppo import space
+from tqppo.tiny.tokenizer import byte_tokenizer
 
-SPECIAL_TOKENS = ("<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|pad|>")
-CHAT_TEMPLATE = (
-    "{% for message in messages %}"
-    "{{ '<|' + message['role'] + '|>' + message['content'] }}"
-    "{% if message['role'] == 'assistant' %}{{ '<|end|>' }}{% endif %}"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
-)
 VOCABULARY = 264  # 256 bytes and the special tokens, rounded up to a multiple of 8
 
 
@@ -41,23 +32,6 @@ class TinyShape(TypedDict, total=False):
     num_layers: int
     num_heads: int
     tie_embeddings: bool
-
-
-def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """One token per byte of UTF-8; ids 0–255 are the bytes in `tokenizers`' byte alphabet, special tokens follow."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={char: i for i, char in enumerate(alphabet)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    make: Callable[..., PreTrainedTokenizerFast] = PreTrainedTokenizerFast
-    return make(
-        tokenizer_object=tokenizer,
-        eos_token="<|end|>",
-        pad_token="<|pad|>",
-        additional_special_tokens=list(SPECIAL_TOKENS[1:-1]),
-        chat_template=CHAT_TEMPLATE,
-        clean_up_tokenization_spaces=False,
-    )
 
 
 def tiny_config(

@@ -24,7 +24,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tqppo.errors import PreflightError
-from tqppo.tiny.model import byte_tokenizer, save, write_tiny_model
+from tqppo.tiny.model import save, write_tiny_model
+from tqppo.tiny.tokenizer import byte_tokenizer
 from tqppo.tiny.warm_start import IGNORED, Demonstrations, batch, quiet_on_one_thread
 
 MARKER = "tqppo_teacher.json"  # written last: a folder without it is not a finished teacher

@@ -22,7 +22,8 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from tqppo import space
-from tqppo.tiny.model import TinyShape, byte_tokenizer, save, write_tiny_model
+from tqppo.tiny.model import TinyShape, save, write_tiny_model
+from tqppo.tiny.tokenizer import byte_tokenizer
 
 DONE = "tqppo_warm_start.json"  # written last: a folder without it is not a finished model
 Demonstrations = Sequence[tuple[list[dict[str, object]], str]]

@@ -16,6 +16,7 @@ from tqppo.weights.send import Sender, WeightSenderCalls, failed_to
 
 P = ParamSpec("P")
 T = TypeVar("T")
+CALLS_OF_ENGINE = 4  # at the same time, most of which wait for the other engines
 
 
 @dataclass(frozen=True)
@@ -31,11 +32,11 @@ class RaySenderClient(WeightSenderCalls):
             raise failed_to(method, error.cause if isinstance(error, RayTaskError) else error) from error
 
 
-def start_sender(node: str) -> ActorProxy[Sender]:
+def start_sender(node: str, num_engines: int) -> ActorProxy[Sender]:
     """Start a sender on a Ray node. It sees the node's GPUs, but reserves none."""
     placed = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node_id=node, soft=False)
     environment = {"env_vars": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}}
-    options = {"num_cpus": 0, "max_concurrency": 64, "max_restarts": 3}
+    options = {"num_cpus": 0, "max_concurrency": 16 + CALLS_OF_ENGINE * num_engines, "max_restarts": 3}
     return ray.remote(Sender).options(**options, scheduling_strategy=placed, runtime_env=environment).remote()
 
 

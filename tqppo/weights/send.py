@@ -13,20 +13,21 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 import numpy as np
 import psutil
 import torch
-import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed import distributed_c10d
 
 from tqppo.errors import EngineError
 from tqppo.processes.nodes import num_nodes, own_address
-from tqppo.protocols import Bucket, Offer
+from tqppo.protocols import Bucket, GroupPlace, Member, Offer, Party
 from tqppo.weights.file import MODEL_FILE, MappedFile, Place
+from tqppo.weights.meeting import Meetings, SendGroup
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -72,7 +73,7 @@ def plan(places: dict[str, Place], bucket_bytes: int) -> list[BucketBytes]:
 
 
 class Sender:
-    """Rank 0 of one process group per engine. Calls block; different groups may be used from different threads."""
+    """Rank 0 of the process groups with engines. Calls block, so that each engine's come from a thread of its own."""
 
     def __init__(self) -> None:
         self.host, interface = meeting_place()
@@ -82,36 +83,56 @@ class Sender:
         self._store = TCPStore(
             self.host, self.port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
         )
-        self._groups: dict[str, tuple[dist.ProcessGroup, torch.device]] = {}
+        self._meetings = Meetings()
+
+    @property
+    def groups(self) -> list[str]:
+        """Names of the groups that it is in."""
+        return self._meetings.groups
 
     def offer(self, folder: str, bucket_bytes: int) -> Offer:
         places = MappedFile.open(Path(folder) / MODEL_FILE).places
         return Offer(self.host, self.port, [cut.bucket for cut in plan(places, bucket_bytes)])
 
-    def join(self, group: str, *, num_ranks: int, backend: str, timeout_s: float) -> None:
+    def meet(self, party: Party, member: Member, timeout_s: float) -> GroupPlace:
+        return self._meetings.meet(party, member, timeout_s)
+
+    def join(self, party: Party, timeout_s: float) -> None:
+        group = self._meetings.of(party).group.result(timeout_s)
+        group.joined.do(partial(self._join, group, timeout_s))
+
+    def _join(self, group: SendGroup, timeout_s: float) -> None:
         made, _ = distributed_c10d._new_process_group_helper(
-            num_ranks,
+            group.num_ranks,
             0,
             [],
-            distributed_c10d.Backend(backend),
-            PrefixStore(group, self._store),
-            group_name=cast(Any, group),  # a plain string in older versions
+            distributed_c10d.Backend(group.backend),
+            PrefixStore(group.name, self._store),
+            group_name=cast(Any, group.name),  # a plain string in older versions
             timeout=timedelta(seconds=timeout_s),
         )
-        distributed_c10d._world.pg_group_ranks[made] = {rank: rank for rank in range(num_ranks)}
-        self._groups[group] = (made, torch.device("cuda" if backend == "nccl" else "cpu"))
+        distributed_c10d._world.pg_group_ranks[made] = {rank: rank for rank in range(group.num_ranks)}
+        group.process_group = made
 
-    def send(self, group: str, folder: str, bucket_bytes: int) -> None:
-        joined, device = self._groups[group]
+    def send(self, party: Party, folder: str, bucket_bytes: int) -> None:
+        meeting = self._meetings.of(party)
+        meeting.sent.do(partial(self._send, meeting.group.result(0), folder, bucket_bytes))
+
+    def _send(self, group: SendGroup, folder: str, bucket_bytes: int) -> None:
+        joined = (
+            group.process_group
+        )  # this thread holds on to it: where a broken group is let go, its threads are awaited
+        if joined is None:
+            raise EngineError("the sender is not in the group of these engines: they join a new one first")
+        device = torch.device("cuda" if group.backend == "nccl" else "cpu")
         published = MappedFile.open(Path(folder) / MODEL_FILE)
         for cut in plan(published.places, bucket_bytes):
             joined.broadcast(published.stretch(cut.begin, cut.end).to(device), 0).wait()
         if device.type == "cuda":
             torch.cuda.synchronize()
 
-    def leave(self, group: str) -> None:
-        if group in self._groups:
-            dist.destroy_process_group(self._groups.pop(group)[0])
+    def leave(self, party: Party, why: str) -> None:
+        self._meetings.leave(party, why)
 
     def files(self, folder: str) -> dict[str, int]:
         """Names and sizes of the files in a folder."""
@@ -121,8 +142,7 @@ class Sender:
         return np.fromfile(Path(folder) / name, np.uint8, num_bytes, offset=begin)
 
     def close(self) -> None:
-        for group in list(self._groups):
-            self.leave(group)
+        self._meetings.close()
 
 
 class WeightSenderCalls(ABC):
@@ -131,14 +151,17 @@ class WeightSenderCalls(ABC):
     async def offer(self, folder: str, bucket_bytes: int) -> Offer:
         return await self._ask(Sender.offer, folder, bucket_bytes)
 
-    async def join(self, group: str, *, num_ranks: int, backend: str, timeout_s: float) -> None:
-        await self._ask(Sender.join, group, num_ranks=num_ranks, backend=backend, timeout_s=timeout_s)
+    async def meet(self, party: Party, member: Member, timeout_s: float) -> GroupPlace:
+        return await self._ask(Sender.meet, party, member, timeout_s)
 
-    async def send(self, group: str, folder: str, bucket_bytes: int) -> None:
-        await self._ask(Sender.send, group, folder, bucket_bytes)
+    async def join(self, party: Party, timeout_s: float) -> None:
+        await self._ask(Sender.join, party, timeout_s)
 
-    async def leave(self, group: str) -> None:
-        await self._ask(Sender.leave, group)
+    async def send(self, party: Party, folder: str, bucket_bytes: int) -> None:
+        await self._ask(Sender.send, party, folder, bucket_bytes)
+
+    async def leave(self, party: Party, why: str) -> None:
+        await self._ask(Sender.leave, party, why)
 
     async def files(self, folder: str) -> dict[str, int]:
         return await self._ask(Sender.files, folder)
@@ -165,4 +188,6 @@ class SenderClient(WeightSenderCalls):
 
 
 def failed_to(method: Callable[..., object], error: BaseException) -> EngineError:
+    if isinstance(error, EngineError):
+        return error  # it says what happened
     return EngineError(f"the sender of weights failed to {method.__name__}: {type(error).__name__}: {error}")

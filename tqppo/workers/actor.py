@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tqppo import dataflow
 from tqppo.algorithms import correction, kl
@@ -20,7 +20,7 @@ from tqppo.weights import publish as weights
 from tqppo.workers.compute.learner import Learner, Selection, Tokens
 from tqppo.workers.compute.logprobs import Scoring
 from tqppo.workers.compute.microbatch import FlatRows, MicroBatch
-from tqppo.workers.compute.model import PolicyModel, adapters_off, add_lora, load_policy
+from tqppo.workers.compute.model import PolicyModel, RoleModel, adapters_off, add_lora, load_policy
 from tqppo.workers.compute.tally import Figures, Loss, ReportNames
 from tqppo.workers.process.bridge import Columns, implements
 
@@ -51,7 +51,7 @@ class Actor(Learner):
     def close(self) -> None:
         self.publisher.close()
 
-    def _load(self) -> nn.Module:
+    def _load(self) -> RoleModel:
         model = load_policy(self.spec.model, self.device)
         if self.spec.model.lora_rank:
             add_lora(model, self.spec.model, seed=self.spec.seed)

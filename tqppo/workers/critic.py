@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tqppo import dataflow
 from tqppo.algorithms.aggregate import Normalisers, aggregate
@@ -13,7 +13,7 @@ from tqppo.algorithms.losses import value_loss
 from tqppo.protocols import Metrics
 from tqppo.workers.compute.learner import Learner, Selection
 from tqppo.workers.compute.microbatch import FlatRows, MicroBatch
-from tqppo.workers.compute.model import load_value_model
+from tqppo.workers.compute.model import RoleModel, load_value_model
 from tqppo.workers.compute.tally import Loss, ReportNames
 from tqppo.workers.process.bridge import Columns, implements
 
@@ -25,7 +25,7 @@ class Critic(Learner):
     def report(self) -> ReportNames:
         return ReportNames(("critic/vf_loss", "critic/vf_clipfrac", "critic/vpred_mean"))
 
-    def _load(self) -> nn.Module:
+    def _load(self) -> RoleModel:
         return load_value_model(self.spec.model, self.device)
 
     @implements(dataflow.VALUES)

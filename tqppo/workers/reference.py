@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from tqppo import dataflow
 from tqppo.workers.compute.logprobs import Scoring
-from tqppo.workers.compute.model import load_policy
+from tqppo.workers.compute.model import RoleModel, load_policy
 from tqppo.workers.compute.worker import Worker
 from tqppo.workers.process.bridge import Columns, implements
 
 
 class Reference(Worker):
-    def _load(self) -> nn.Module:
+    def _load(self) -> RoleModel:
         return load_policy(self.spec.model, self.device, is_frozen=True).requires_grad_(False)
 
     @implements(dataflow.REFERENCE_LOGPROBS)

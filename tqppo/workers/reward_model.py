@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tqppo import dataflow
 from tqppo.workers.compute.microbatch import FlatRows, last_positions
-from tqppo.workers.compute.model import load_score_model
+from tqppo.workers.compute.model import RoleModel, load_score_model
 from tqppo.workers.compute.worker import Worker, idle_micro_batch
 from tqppo.workers.process.bridge import Columns, implements
 
@@ -15,7 +15,7 @@ from tqppo.workers.process.bridge import Columns, implements
 class RewardModel(Worker):
     shares_prompts = False
 
-    def _load(self) -> nn.Module:
+    def _load(self) -> RoleModel:
         return load_score_model(self.spec.model, self.device).requires_grad_(False)
 
     @implements(dataflow.SCORE)

@@ -93,7 +93,8 @@ class RoleSpec:
     value_loss: ValueLossSpec = field(default_factory=ValueLossSpec)
     distill: DistillSpec | None = None  # of an actor with teachers
     temperature: float = 1.0  # of the sampled distribution, whose log-probabilities are trained
-    micro_batch_tokens: int = 16_384
+    micro_batch_tokens: int = 16_384  # on one rank
+    context_parallel: int = 1  # ranks that compute a row together
     threads: int = 0  # 0: one on CPUs, torch's own choice with a GPU
     seed: int = 0
     deterministic: bool = True

@@ -136,9 +136,8 @@ class ServerEngine:
             source = replace(source, folder=str(Path(source.folder).resolve()))
         async with self._gate.closed(self.spec.request_timeout_s):
             server = await self.servers.live()
-            self.loader.source = source
             try:
-                await self.loader.restore(server)
+                await self.loader.load(server, source)
             except EngineError as error:
                 if server.process is None:
                     raise
@@ -165,5 +164,4 @@ class ServerEngine:
         return 0 if self._asleep or not self.api.on_gpu else None
 
     async def close(self) -> None:
-        if await self.servers.close():
-            await self.loader.leave_group()
+        await self.servers.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -50,6 +51,7 @@ class EngineServer:
         dying_s: float,
     ) -> None:
         self.name, self.url, self.process = name, url, process
+        self.identity = secrets.token_hex(8)  # the next server at the same place has another
         self.num_bytes_received = 0  # contents of all responses
         self._dying_s = dying_s
         self._session = aiohttp.ClientSession(

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import secrets
 from collections.abc import Awaitable
+from dataclasses import dataclass
 from typing import TypeVar
 
-from tqppo.errors import EngineError
-from tqppo.protocols import WeightSender, WeightSource
+from tqppo.errors import EngineError, TqppoError
+from tqppo.protocols import GroupPlace, Member, Offer, Party, WeightSender, WeightSource
 from tqppo.weights.identity import check_identity
 
 from .api import CONTROL_TIMEOUT_S, ServerApi
-from .group import Rendezvous, WeightGroup, run_both
+from .group import Rendezvous, run_both
 from .http import EngineServer
 
 BUCKET_BYTES = 256 * 1024**2  # of weights that travel as one piece between nodes
@@ -26,19 +29,29 @@ class WeightLoader:
     def __init__(self, api: ServerApi) -> None:
         self._api = api
         self.source: WeightSource | None = None  # None: the weights that the server started with
-        self._group: WeightGroup | None = None
+
+    async def load(self, server: EngineServer, source: WeightSource) -> None:
+        """Load new weights, together with the other engines of the source's party, and check that they are there."""
+        self.source = source
+        await self._load(server, source, source.party or self._alone())
 
     async def restore(self, server: EngineServer) -> None:
-        """Load the current weights and check that the server has them."""
-        api, source = self._api, self.source
-        if source is None:
-            return
-        label = str(source.version)
-        await api.begin_update(server)
+        """Load the current weights into a server that has just started. The other engines have them already."""
+        if self.source is not None:
+            await self._load(server, self.source, self._alone())
+
+    def _alone(self) -> Party:
+        name = self._api.spec.name
+        return Party(f"{name}-{secrets.token_hex(8)}", (name,))
+
+    async def _load(self, server: EngineServer, source: WeightSource, party: Party) -> None:
+        api, label = self._api, str(source.version)
         if source.sender is None:
+            await api.begin_update(server)
             await api.load_folder(server, source.folder)
         else:
-            await self._receive(server, source.folder, source.sender)
+            transfer = Transfer(api, server, source.sender, party, source.folder, self.bucket_bytes)
+            await transfer.run()
         await api.finish_update(server, label)
         found = await api.loaded_label(server)
         if found != label:
@@ -49,35 +62,45 @@ class WeightLoader:
             if reports is not None:
                 check_identity(api.spec.name, source.checksums, reports)
 
-    async def leave_group(self) -> None:
-        group, self._group = self._group, None
-        if group is not None:
-            await group.leave()
 
-    async def _receive(self, server: EngineServer, folder: str, sender: WeightSender) -> None:
-        """Transfer weights over the process group, which a server joins when it gets its first ones."""
-        offer = await _within(sender.offer(folder, self.bucket_bytes), "the offer of weights")
-        group = self._group
-        if group is None or group.server is not server:
-            await self.leave_group()
-            on_gpu = self._api.on_gpu
-            num_ranks = 1 + (self._api.spec.tensor_parallel if on_gpu else 1)
-            rendezvous = Rendezvous.at(offer, num_ranks=num_ranks, on_gpu=on_gpu, timeout_s=CONTROL_TIMEOUT_S)
-            group = self._group = WeightGroup(rendezvous.group, sender, server)
-            joining = sender.join(
-                group.name, num_ranks=num_ranks, backend=rendezvous.backend, timeout_s=rendezvous.timeout_s
-            )
-            await self._run_both(self._api.join_group(server, rendezvous), joining, CONTROL_TIMEOUT_S)
-        sending = sender.send(group.name, folder, self.bucket_bytes)
-        receiving = self._api.receive_buckets(server, group.name, offer.buckets)
-        await self._run_both(receiving, sending, CONTROL_TIMEOUT_S * max(1, len(offer.buckets)))
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """One version of the weights on its way over a process group, to this server and those of the party's others."""
 
-    async def _run_both(self, server: Awaitable[None], sender: Awaitable[None], timeout_s: float) -> None:
+    api: ServerApi
+    server: EngineServer
+    sender: WeightSender
+    party: Party
+    folder: str
+    bucket_bytes: int
+
+    async def run(self) -> None:
         try:
-            await run_both(server, sender, timeout_s)
-        except BaseException:
-            await self.leave_group()  # a group in which one rank failed cannot be used again
+            await self._run()
+        except BaseException as error:
+            with contextlib.suppress(TqppoError):  # the others need not wait for this server
+                await self.sender.leave(self.party, f"{self.api.spec.name} failed to get the weights: {error!s:.2000}")
             raise
+
+    async def _run(self) -> None:
+        spec, api = self.api.spec, self.api
+        offer = await _within(self.sender.offer(self.folder, self.bucket_bytes), "the offer of weights")
+        num_ranks = spec.tensor_parallel if api.on_gpu else 1
+        member = Member(spec.name, self.server.identity, num_ranks, "nccl" if api.on_gpu else "gloo")
+        # Another engine may have to start again first, or to finish its requests.
+        patience_s = spec.start_timeout_s + spec.request_timeout_s
+        place = await self.sender.meet(self.party, member, patience_s)
+        if place.is_new:
+            await self._join(offer, place, member)
+        await api.begin_update(self.server)
+        sending = self.sender.send(self.party, self.folder, self.bucket_bytes)
+        receiving = api.receive_buckets(self.server, place.group, offer.buckets)
+        await run_both(receiving, sending, CONTROL_TIMEOUT_S * max(1, len(offer.buckets)))
+
+    async def _join(self, offer: Offer, place: GroupPlace, member: Member) -> None:
+        rendezvous = Rendezvous.at(offer, place, backend=member.backend, timeout_s=CONTROL_TIMEOUT_S)
+        joining = self.sender.join(self.party, CONTROL_TIMEOUT_S)
+        await run_both(self.api.join_group(self.server, rendezvous), joining, CONTROL_TIMEOUT_S)
 
 
 async def _within(answer: Awaitable[T], what: str) -> T:

@@ -1,5 +1,5 @@
 """Runs inside the vLLM server: loads weights from a folder, or bucket by bucket from a process group with the
-trainer's node, and says by checksums what it has.
+trainer's node and other engines, and says by checksums what it has.
 
 vLLM's own weight transfer needs a GPU; this works with gloo and nccl alike. vLLM mixes the class into its worker
 class and refuses names that the worker has already, hence the prefix.
@@ -55,12 +55,15 @@ class Receiver:
     tqppo_group: distributed_c10d.ProcessGroup
     tqppo_given: dict[str, str]
 
-    def tqppo_join(self, *, group: str, host: str, port: int, num_ranks: int, backend: str, timeout_s: float) -> None:
+    def tqppo_join(
+        self, *, group: str, host: str, port: int, first_rank: int, num_ranks: int, backend: str, timeout_s: float
+    ) -> None:
+        """Join a group in place of the one before, which ended with another of its engines."""
         timeout = timedelta(seconds=timeout_s)
         store = cast(Any, dist).TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
         self.tqppo_group, _ = distributed_c10d._new_process_group_helper(
             num_ranks,
-            1 + self.rank,
+            first_rank + self.rank,
             [],
             distributed_c10d.Backend(backend),
             distributed_c10d.PrefixStore(group, store),

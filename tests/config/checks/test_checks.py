@@ -236,6 +236,9 @@ def test_a_reference_of_its_own_has_an_effect_with_lora() -> None:
         (("storage.budget_gb=0.0001",), "W212"),
         (("rollout.ahead=1",), "W314"),
         (("mode=ppo", "rollout.ahead=1", "cluster.gpus_per_node=1", "algorithm.old_logprobs=rollout"), "E424"),
+        (("actor.ranks=4", "actor.context_parallel=3", "model.num_heads=6", "model.hidden_size=96"), "E213"),
+        (("actor.ranks=4", "actor.context_parallel=4"), "E214"),
+        (("actor.ranks=2", "actor.context_parallel=2", "model.attention=eager"), "E303"),
         (("rollout.group_size=1", "mode=ppo", "algorithm.filter_groups=true"), "E415"),
         (("rollout.backend=vllm", "run.deterministic=true"), "W403"),
         (("rollout.backend=vllm", 'rollout.endpoints=["http://a:1"]', "rollout.replicas=2"), "E404"),
@@ -263,6 +266,28 @@ def test_a_step_fits_the_storage_and_two_do_not() -> None:
     assert codes(f"storage.budget_gb={1.5 * needed}") == []
     ahead = ("rollout.ahead=1", "algorithm.old_logprobs=rollout")
     assert codes(f"storage.budget_gb={1.5 * needed}", *ahead) == ["W212"]
+
+
+SHARED = ("actor.ranks=4", "actor.context_parallel=2")
+
+
+def test_ranks_that_share_rows_count_as_one_where_rows_are_divided() -> None:
+    six = batch(ranks=4, mini=0, group=2, size=5)
+    assert codes(*six) == ["E201"]
+    assert codes(*six, "actor.context_parallel=2") == []
+    (mistake,) = found(*batch(ranks=4, mini=0, group=3, size=5), "actor.context_parallel=2")
+    assert "15 rows cannot be shared evenly by 2 groups of 2 ranks" in mistake.message
+    config = compile_config(None, [], [*six, "actor.context_parallel=2"], {}).config
+    assert config is not None
+    assert required_multiple(config) == 2
+
+
+def test_a_row_may_be_as_long_as_what_the_ranks_that_share_it_take() -> None:
+    long = ("rollout.max_new_tokens=3000", "actor.micro_batch_tokens=2048")
+    assert codes(*long) == ["E208"]
+    assert codes(*long, *SHARED) == []
+    (mistake,) = found("rollout.max_new_tokens=3000", "actor.micro_batch_tokens=1024", *SHARED)
+    assert "because 2 ranks share a row" in mistake.allowed
 
 
 def test_every_check_reads_settings_that_exist() -> None:

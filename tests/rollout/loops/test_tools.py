@@ -18,7 +18,7 @@ from tqppo.rollout.loops.tools import ToolFailed, ToolLoop
 from tqppo.rollout.session import ContextFull, Session
 from tqppo.rollout.template import ChatTemplate, Tokenizer
 from tqppo.rollout.trajectory import Trajectory
-from tqppo.tiny.model import byte_tokenizer
+from tqppo.tiny.tokenizer import byte_tokenizer
 
 TOOLS = """
 def calc(expression: str) -> int:

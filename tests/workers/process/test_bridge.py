@@ -16,6 +16,7 @@ from tqppo.queue.meta import BatchMeta
 from tqppo.workers.actor import Actor
 from tqppo.workers.critic import Critic
 from tqppo.workers.process import bridge
+from tqppo.workers.process.ranks import Ranks
 from tqppo.workers.reference import Reference
 from tqppo.workers.reward_model import RewardModel
 
@@ -45,6 +46,35 @@ def test_a_batch_and_its_tensors_give_the_same(make_actor: Any, queue: Queue, ba
         assert stored[name].offsets().tolist() == columns[name].offsets().tolist()
     metrics = direct.update({**rows, "old_logprobs": columns["old_logprobs"]}, step=1, sizes=[4, 4])
     assert bridge.run_update(bridged, Actor.update, batch, step=1, sizes=[4, 4]) == metrics
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_one_of_the_ranks_that_compute_rows_together_puts_their_columns(
+    make_actor: Any, queue: Queue, batch: BatchMeta, rows: Any, rank: int
+) -> None:
+    actor = make_actor()
+    computed = actor.old_logprobs(rows)
+
+    class Known:
+        """A rank whose results are known."""
+
+        features, ranks = actor.features, Ranks(rank, 2, 2)
+
+        def __init__(self) -> None:
+            self.queue = queue
+
+        @bridge.implements(dataflow.OLD_LOGPROBS)
+        def old_logprobs(self, rows: Any) -> Any:
+            return computed
+
+    assert bridge.run_columns(Known(), Known.old_logprobs, batch) == ("old_logprobs",)
+    if rank == 0:
+        assert torch.equal(
+            queue.get(batch, ["old_logprobs"])["old_logprobs"].values(), computed["old_logprobs"].values()
+        )
+        return
+    with pytest.raises(QueueError):
+        queue.get(batch, ["old_logprobs"])
 
 
 def test_a_missing_column_is_named(make_actor: Any, queue: Queue, batch: BatchMeta) -> None:

@@ -24,7 +24,7 @@ from tqppo.workers.compute.worker import Worker
 from tqppo.workers.critic import Critic
 from tqppo.workers.process import bridge
 from tqppo.workers.process.group import WorkerGroup, split
-from tqppo.workers.specs import PolicyLossSpec, RoleSpec
+from tqppo.workers.specs import ModelSpec, PolicyLossSpec, RoleSpec
 
 
 def batch_of(lengths: list[int], padding: int = 0) -> BatchMeta:
@@ -39,6 +39,15 @@ def test_every_row_goes_to_one_rank(rows: int, ranks: int) -> None:
     shards = split(batch, ranks)
     assert len(shards) == ranks
     assert sorted(key for shard in shards for key in shard.batch.keys) == sorted(batch.keys)
+
+
+def test_ranks_that_compute_rows_together_are_given_the_same_ones() -> None:
+    batch = batch_of([100, 100, 10, 10, 50, 50])
+    group = WorkerGroup("actor", Actor, ranks=4, spec=RoleSpec(ModelSpec("model"), context_parallel=2))
+    shards = group._shards(Actor.old_logprobs, batch, 1)
+    assert shards[0] == shards[1]
+    assert shards[2] == shards[3]
+    assert [shards[0], shards[2]] == split(batch, 2)
 
 
 def test_mini_batches_hold_the_same_rows_on_any_number_of_ranks() -> None:

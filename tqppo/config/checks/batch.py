@@ -14,6 +14,7 @@ from tqppo.config.facts import (
     learning_roles,
     optimizer_of,
     required_multiple,
+    row_shares,
     storage_budget_bytes,
 )
 from tqppo.config.plan.storage import storage_bytes
@@ -64,7 +65,7 @@ def mini_batches_divide(context: Context) -> Iterator[Diagnostic]:
     batch, group = config.data.batch_size, config.rollout.group_size
     for role in learning_roles(config):
         section = optimizer_of(config, role)
-        mini, ranks, key = section.mini_batch_size, section.ranks, f"{role}.mini_batch_size"
+        mini, shares, key = section.mini_batch_size, row_shares(config, role), f"{role}.mini_batch_size"
         if mini > batch:
             yield context.report(
                 "E202",
@@ -75,24 +76,28 @@ def mini_batches_divide(context: Context) -> Iterator[Diagnostic]:
             )
             continue
         size = mini or batch
-        if size * group % ranks:
+        if size * group % shares:
             yield _uneven(context, role, size)
 
 
 def _uneven(context: Context, role: str, size: int) -> Diagnostic:
     config = context.config
     batch, group, section = config.data.batch_size, config.rollout.group_size, optimizer_of(config, role)
-    ranks, key = section.ranks, f"{role}.mini_batch_size" if section.mini_batch_size else "data.batch_size"
-    minis = nearest_numbers(size, lambda n: n * group % ranks == 0, at_most=max(batch, size * 2))
-    rank_choices = nearest_numbers(ranks, lambda n: size * group % n == 0, at_most=ranks * 2)
+    shares, together = row_shares(config, role), section.context_parallel
+    key = f"{role}.mini_batch_size" if section.mini_batch_size else "data.batch_size"
+    minis = nearest_numbers(size, lambda n: n * group % shares == 0, at_most=max(batch, size * 2))
+    ranks = section.ranks
+    rank_choices = nearest_numbers(
+        ranks, lambda n: n % together == 0 and size * group % (n // together) == 0, at_most=ranks * 2
+    )
     options = [f"{key} = {minis}" if minis else "", f"{role}.ranks = {rank_choices}"]
-    rows = size * group
+    rows, who = size * group, f"{ranks} ranks" if together == 1 else f"{shares} groups of {together} ranks"
     return context.report(
         "E201",
-        f"a mini-batch of {size} prompts × {group} sessions = {rows} rows cannot be shared evenly by {ranks} ranks",
+        f"a mini-batch of {size} prompts × {group} sessions = {rows} rows cannot be shared evenly by {who}",
         (key, "rollout.group_size", f"{role}.ranks"),
-        found=f"{rows} rows / {ranks} ranks = {rows / ranks:.2f} rows each",
-        allowed=f"mini-batch rows that are a multiple of {ranks}",
+        found=f"{rows} rows / {who} = {rows / shares:.2f} rows each",
+        allowed=f"mini-batch rows that are a multiple of {shares}",
         fix="set " + ", or ".join(each for each in options if each),
     )
 
@@ -105,7 +110,7 @@ def padding_stays_small(context: Context) -> Iterator[Diagnostic]:
     rows, multiple = batch * group, required_multiple(config)
     sections = {role: optimizer_of(config, role) for role in learning_roles(config)}
     minis = [section.mini_batch_size or batch for section in sections.values()]
-    uneven = any(mini * group % section.ranks for section, mini in zip(sections.values(), minis, strict=True))
+    uneven = any(mini * group % row_shares(config, role) for role, mini in zip(sections, minis, strict=True))
     if uneven or any(mini > batch for mini in minis) or rows % multiple == 0:
         return  # E201 and E202 report the first two
     padding = rows_of_padding(rows, multiple)

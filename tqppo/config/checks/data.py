@@ -35,7 +35,7 @@ def _data_name(context: Context, key: str, each: str) -> Iterator[Diagnostic]:
             f'there is no task called "{name}"',
             (key,),
             allowed=", ".join(f"task:{known}" for known in TASKS),
-            fix=f'did you mean "task:{close[0]}"?' if close else "see the README's list of tasks",
+            fix=f'did you mean "task:{close[0]}"?' if close else "write one of them, or the path of a file",
         )
     elif each and not each.startswith(NO_FILE) and not each.endswith(DATA_FILES):
         message = f'{key}: "{each}" is neither a task nor a file that can be read'

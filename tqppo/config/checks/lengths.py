@@ -6,7 +6,14 @@ from collections.abc import Iterator
 
 from tqppo.config.checks.registry import Context, check
 from tqppo.config.diagnostics import Diagnostic
-from tqppo.config.facts import context_tokens, is_agent, model_shape, worker_roles
+from tqppo.config.facts import (
+    context_tokens,
+    is_agent,
+    model_shape,
+    section_of,
+    tokens_of_forward,
+    worker_roles,
+)
 
 
 @check("data.max_prompt_tokens", "rollout.*")
@@ -50,18 +57,20 @@ def context_fits_the_model(context: Context) -> Iterator[Diagnostic]:
 
 @check("mode", "data.*", "rollout.*", "actor.*", "critic.*", "reference.*", "reward_model.*", "algorithm.*")
 def rows_fit_a_micro_batch(context: Context) -> Iterator[Diagnostic]:
-    """A row is never cut, so the longest one must fit in one forward."""
+    """A row is never cut into several forwards, so the longest one must fit in one."""
     config, needed = context.config, context_tokens(context.config)
     for role in worker_roles(config):
         key = f"{role}.micro_batch_tokens"
-        limit = context.value(key)
+        limit = tokens_of_forward(config, role)
         if limit < needed:
+            together = section_of(config, role).context_parallel
+            share = -(-needed // together)
             yield context.report(
                 "E208",
                 f"{role}: a row may have {needed} tokens, and one forward takes {limit}",
                 (key, "data.max_prompt_tokens", "rollout.max_new_tokens"),
-                allowed=f"at least {needed}",
-                fix=f"set {key} = {needed}, or shorten prompts or responses",
+                allowed=f"at least {share}" + (f", because {together} ranks share a row" if together > 1 else ""),
+                fix=f"set {key} = {share}, or shorten prompts or responses",
             )
 
 

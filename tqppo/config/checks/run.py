@@ -8,6 +8,7 @@ from tqppo.config.checks import (  # noqa: F401 - importing a module registers i
     agents,
     algorithm,
     batch,
+    context_parallel,
     data,
     devices,
     effect,

@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterator
 
 from tqppo.config import facts
 from tqppo.config.plan.budget import MemoryBudget, StageMemory
-from tqppo.config.sections import Config, ReferenceSection, RewardModelSection, Section
+from tqppo.config.sections import Config, Section
 
 Change = dict[str, object]  # dotted key → value
-Frozen = ReferenceSection | RewardModelSection
 LORA_RANK = 32
 
 
@@ -51,12 +50,12 @@ def fits_gpu(plan: Callable[[Config], MemoryBudget], stage: StageMemory) -> Call
 def for_worker(config: Config, role: str) -> Iterator[Change]:
     """Changes that make a worker smaller, the cheapest first."""
     learns = role in facts.learning_roles(config)
-    section = facts.optimizer_of(config, role) if learns else _frozen(config, role)
+    section = facts.section_of(config, role)
     smaller: Change = {}
     if learns and not facts.optimizer_of(config, role).gradient_checkpointing:
         smaller = {f"{role}.gradient_checkpointing": True}
         yield smaller
-    tokens, longest = section.micro_batch_tokens, facts.context_tokens(config)
+    tokens, longest = section.micro_batch_tokens, -(-facts.context_tokens(config) // section.context_parallel)
     while tokens // 2 >= longest:
         tokens //= 2
         yield smaller | {f"{role}.micro_batch_tokens": tokens}
@@ -71,10 +70,6 @@ def for_worker(config: Config, role: str) -> Iterator[Change]:
     for factor in (1, 2, 4, 8):
         nodes = max(1, ranks * factor // max(1, config.cluster.gpus_per_node))
         yield smaller | {f"{role}.ranks": ranks * factor, "cluster.nodes": nodes}
-
-
-def _frozen(config: Config, role: str) -> Frozen:
-    return config.reward_model if role == "reward_model" else config.reference
 
 
 def for_host(config: Config) -> Iterator[Change]:

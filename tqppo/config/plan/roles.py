@@ -42,10 +42,10 @@ def _roles(config: Config) -> Iterator[PlannedRole]:
 
 def _worker_role(config: Config, role: str, ranks: int, shape: ModelShape | None, dtype: str) -> PlannedRole:
     """A role that computes over rows. `shape` is the actor's, which roles without a path of their own share."""
-    frozen = config.reward_model if role == "reward_model" else config.reference
+    section = facts.section_of(config, role)
     learns = role in facts.learning_roles(config)
-    path = frozen.path if not learns else config.critic.path if role == "critic" else ""
-    budget = (facts.optimizer_of(config, role) if learns else frozen).micro_batch_tokens
+    path = str(getattr(section, "path", ""))
+    budget = section.micro_batch_tokens
     longest = rows_per_step(config) * config.rollout.max_trajectories * context_tokens(config) // ranks
     how = Training(
         ranks,

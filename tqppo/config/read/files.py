@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tqppo.builtin import DATA_FILES
 from tqppo.config.diagnostics import Diagnostic, Span
 from tqppo.config.read.assignment import SettingsLayer, SourceKind
 from tqppo.config.read.nearest import did_you_mean, nearest
@@ -123,13 +124,15 @@ class FileReader:
             allowed = "at most two levels: [section] key = value"
             fix = "write each setting on a line of its own, below its [section]"
             self.problems.append(Diagnostic("error", "E007", message, document.too_deep, allowed=allowed, fix=fix))
-        for problem in document.problems:
+        is_data = document.source.endswith(DATA_FILES)
+        for problem in document.problems[:1] if is_data else document.problems:
             message = f"not valid TOML: {problem.message[0].lower()}{problem.message[1:]}"
             fix = syntax_fix(problem.span)
             notes: tuple[str, ...] = ()
             if "overwrite a value" in problem.message and (first := first_place(document, problem.span)):
                 fix = "delete one of the two lines: a key is set once"
                 notes = (f"first set here: {first}: {first.text.strip()}",)
+            fix = f'a config is a TOML file; name data in it: [data] train = "{document.source}"' if is_data else fix
             self.problems.append(Diagnostic("error", "E006", message, problem.span, fix=fix, notes=notes))
         if not document.values and not document.problems and document.too_deep is None:
             message = f"{document.source} sets nothing: it is empty, or holds only comments"

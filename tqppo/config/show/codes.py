@@ -41,6 +41,8 @@ MEANINGS: dict[str, str] = {
     "E210": "The tiny model's heads do not divide its width.",
     "E211": "Critic and actor have different vocabularies.",
     "W212": "A step of full-length rows does not fit in storage.budget_gb.",
+    "E213": "A role's ranks are no whole number of groups of context_parallel ranks, which compute rows together.",
+    "E214": "context_parallel does not divide the model's attention heads, which the ranks of a group share.",
     # algorithm
     "E301": "GAE needs the values of a critic, and the mode has none.",
     "E302": "A critic would be trained and not used: the estimator is not GAE.",

@@ -50,7 +50,7 @@ def explain(compilation: Compilation, key: str) -> Explanation:
     values = dict(flat(compilation.draft))
     setting = setting_of(key) if key in values or key in settings() else None
     if setting is None:
-        raise UsageError(_unknown(key, [*settings(), *values]))
+        raise UsageError(_unknown(key, list(dict.fromkeys([*settings(), *values]))))
     default = Origin(setting.default, "default", "default", -1)
     chain = (default, *compilation.chain(key))
     value, variable = values.get(key, setting.default), ENV_PREFIX + key.replace(".", "__").upper()

@@ -16,6 +16,12 @@ NARROW = ("intermediate_size", "moe_intermediate_size", "shared_expert_intermedi
 PER_LAYER = ("layer_types", "mlp_only_layers")  # lists with an entry for each layer, or with numbers of layers
 
 
+def attention_kinds(config: Any) -> set[str]:
+    """The kinds of attention of the layers: "full_attention", "sliding_attention", …"""
+    window = "sliding_attention" if getattr(config, "sliding_window", None) else "full_attention"
+    return set(getattr(config, "layer_types", None) or [window])
+
+
 def clone(model: PreTrainedModel) -> PreTrainedModel:
     """A model of the same class and hidden size with one layer and a small vocabulary."""
     small = copy.deepcopy(model.config)

@@ -29,13 +29,28 @@ class Measure(Protocol):
         ...
 
 
-def measure_tokens(head: Head, hidden: Tensor, targets: Tensor, measure: Measure, *, vocabulary: int) -> PerToken:
-    """Apply the output layer and `measure` to hidden [N, H] and targets [N], with at most `CHUNK_ELEMENTS` logits."""
+def measure_tokens(
+    head: Head,
+    hidden: Tensor,
+    targets: Tensor,
+    measure: Measure,
+    columns: tuple[Tensor, ...] | None = None,
+    *,
+    vocabulary: int,
+) -> PerToken:
+    """Apply the output layer and `measure` to hidden [N, H] and targets [N], with at most `CHUNK_ELEMENTS` logits.
+
+    `columns` are the entries of the measure's columns that are about these tokens; None: all of them are.
+    """
 
     def compute(part: Tensor, wanted: Tensor, *columns: Tensor) -> PerToken:
         return measure(head(part).float(), wanted, *columns)
 
-    return in_chunks(compute, (hidden, targets, *measure.columns), max(1, CHUNK_ELEMENTS // vocabulary))
+    return in_chunks(
+        compute,
+        (hidden, targets, *(measure.columns if columns is None else columns)),
+        max(1, CHUNK_ELEMENTS // vocabulary),
+    )
 
 
 @dataclass(frozen=True, slots=True)

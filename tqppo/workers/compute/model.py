@@ -31,6 +31,7 @@ from tqppo.algorithms.chunks import PerToken
 from tqppo.errors import PreflightError
 from tqppo.untrusted import loading
 from tqppo.workers.compute import architecture, shared_prompts
+from tqppo.workers.compute.context import ContextGroup, share
 from tqppo.workers.compute.loading import needs_sharding, open_model
 from tqppo.workers.compute.logprobs import Measure, measure_tokens
 from tqppo.workers.compute.microbatch import MicroBatch
@@ -67,6 +68,8 @@ class LogitTransform:
 class PolicyModel(nn.Module):
     """A causal language model that returns measures of chosen tokens instead of all logits."""
 
+    context: ContextGroup | None = None
+
     def __init__(self, causal_lm: PreTrainedModel) -> None:
         super().__init__()
         self.causal_lm = causal_lm
@@ -78,8 +81,11 @@ class PolicyModel(nn.Module):
 
         Inside the forward because FSDP has gathered the output layer only there.
         """
-        hidden = _hidden(self.causal_lm.base_model, micro)
-        return measure_tokens(self.logits, hidden, micro.targets, measure, vocabulary=self.vocabulary)
+        part = share(micro, self.context)
+        hidden = _hidden(self.causal_lm.base_model, part.micro)
+        columns = part.columns(measure.columns)
+        found = measure_tokens(self.logits, hidden, part.micro.targets, measure, columns, vocabulary=self.vocabulary)
+        return tuple(part.whole(result) for result in found)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [N, H] → [N, V]."""
@@ -88,6 +94,8 @@ class PolicyModel(nn.Module):
 
 class ValueModel(nn.Module):
     """A backbone with one value per position, initialised to 0 everywhere."""
+
+    context: ContextGroup | None = None
 
     def __init__(self, backbone: PreTrainedModel) -> None:
         super().__init__()
@@ -98,12 +106,15 @@ class ValueModel(nn.Module):
 
     def forward(self, micro: MicroBatch) -> Tensor:
         """The value before each of the micro-batch's tokens: [N]."""
-        values: Tensor = self.value_head(_hidden(self.backbone, micro))
-        return values.squeeze(-1).float()
+        part = share(micro, self.context)
+        values: Tensor = self.value_head(_hidden(self.backbone, part.micro))
+        return _known(part.whole(values.squeeze(-1).float()))
 
 
 class ScoreModel(nn.Module):
     """A sequence-classification model with one label: its score at the last token of each row."""
+
+    context: ContextGroup | None = None
 
     def __init__(self, classifier: PreTrainedModel) -> None:
         super().__init__()
@@ -112,8 +123,17 @@ class ScoreModel(nn.Module):
     def forward(self, micro: MicroBatch) -> Tensor:
         """[b]; the micro-batch's outputs are the rows' last positions."""
         head = self.classifier.get_submodule("score")
-        scores: Tensor = head(_hidden(self.classifier.base_model, micro))
-        return scores.squeeze(-1).float()
+        part = share(micro, self.context)
+        scores: Tensor = head(_hidden(self.classifier.base_model, part.micro))
+        return _known(part.whole(scores.squeeze(-1).float()))
+
+
+RoleModel = PolicyModel | ValueModel | ScoreModel
+
+
+def _known(result: Tensor | None) -> Tensor:
+    assert result is not None, "it was computed"
+    return result
 
 
 def _hidden(backbone: nn.Module, micro: MicroBatch) -> Tensor:

@@ -116,9 +116,7 @@ def attention_pairs_per_token(model: nn.Module, device: torch.device) -> int:
     """
     transformer = next(module for module in model.modules() if isinstance(module, PreTrainedModel))
     config = transformer.config.get_text_config()
-    window = "sliding_attention" if getattr(config, "sliding_window", None) else "full_attention"
-    kinds = getattr(config, "layer_types", None) or [window]
-    if device.type != "cpu" or set(kinds) != {"full_attention"}:
+    if device.type != "cpu" or architecture.attention_kinds(config) != {"full_attention"}:
         return 0
     is_same = _same_when_bundled(architecture.clone(transformer).base_model)
     return PAIRS_PER_WIDTH * int(config.hidden_size) if is_same else 0

@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from tqppo.algorithms import balance
 from tqppo.queue.client import Queue
 from tqppo.workers.compute import microbatch, shared_prompts
+from tqppo.workers.compute.context import KERNEL, ContextGroup
 from tqppo.workers.compute.loading import attention_kernel, compute_dtype, fill
 from tqppo.workers.compute.microbatch import FlatRows, MicroBatch, MicroBatchCut
-from tqppo.workers.compute.model import layout_for, shard
+from tqppo.workers.compute.model import RoleModel, layout_for, shard
 from tqppo.workers.compute.residence import Residence
 from tqppo.workers.process.ranks import Ranks
 from tqppo.workers.specs import RoleSpec
@@ -34,9 +37,11 @@ class Worker:
     def __init__(
         self, spec: RoleSpec, *, ranks: Ranks | None = None, queue: Queue | None = None, device: str = "cpu"
     ) -> None:
+        self.ranks = ranks or Ranks()
+        if self.ranks.context > 1:
+            spec = replace(spec, model=replace(spec.model, attention=KERNEL))
         self.spec = spec
         self.features = spec.features
-        self.ranks = ranks or Ranks()
         if queue is not None:
             self.queue = queue
         self.device = torch.device(device)
@@ -46,15 +51,19 @@ class Worker:
 
     def start(self) -> None:
         """Load the model; the constructor does nothing that takes time."""
+        context = ContextGroup.join(self.ranks)
         model = self._load()
-        may_share = self.layout == "trimmed" and self.shares_prompts
+        if context is not None:
+            context.check(next(each for each in model.modules() if isinstance(each, PreTrainedModel)), self.device)
+            model.context = context
+        may_share = self.layout == "trimmed" and self.shares_prompts and context is None
         self.attention_pairs_per_token = (
             shared_prompts.attention_pairs_per_token(model, self.device) if may_share else 0
         )
         self.model = shard(model, self.device, self.dtype)
         fill(self.model, self.spec.model.path)
 
-    def _load(self) -> nn.Module:
+    def _load(self) -> RoleModel:
         raise NotImplementedError
 
     def device_tensors(self) -> Iterator[Tensor]:
@@ -78,7 +87,7 @@ class Worker:
 
     def micro_batches(self, rows: FlatRows, chosen: Tensor) -> list[MicroBatchCut]:
         """Cut the chosen rows by the token budget."""
-        budget = self.spec.micro_batch_tokens
+        budget = self.spec.micro_batch_tokens * self.ranks.context
         if self.layout == "packed" and len(chosen):
             widths = (rows.lengths[chosen] - 1).tolist()
             return [MicroBatchCut.apart(chosen[cut]) for cut in balance.micro_batches(widths, max(budget, *widths))]

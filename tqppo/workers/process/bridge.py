@@ -15,6 +15,7 @@ from tqppo.dataflow import Features, Stage
 from tqppo.protocols import Metrics
 from tqppo.queue.client import Queue
 from tqppo.queue.meta import BatchMeta
+from tqppo.workers.process.ranks import Ranks
 
 Columns = Mapping[str, Tensor]  # jagged nested tensors, or one dense tensor where each row has one value
 Method = TypeVar("Method", bound=Callable[..., object])
@@ -27,6 +28,8 @@ class StageWorker(Protocol):
     def features(self) -> Features: ...
     @property
     def queue(self) -> Queue: ...
+    @property
+    def ranks(self) -> Ranks: ...
 
 
 def implements(stage: Stage) -> Callable[[Method], Method]:
@@ -53,7 +56,8 @@ def run_columns(
     result = method(worker, worker.queue.get(batch, stage.reads(features)), **named)
     written = stage.writes(features)
     assert set(result) == set(written), f"{method.__qualname__} returned {set(result)}, {stage.name} writes {written}"
-    worker.queue.put(batch, result)
+    if worker.ranks.place == 0:  # the others have computed the same rows
+        worker.queue.put(batch, result)
     return written
 
 

@@ -118,10 +118,12 @@ class WorkerGroup(Generic[W]):
     ) -> None:
         self.role = role
         self._turn = turn
-        self._ranks, self._queue, self._timeout_s = ranks, queue, spec.timeout_s
+        assert ranks % spec.context_parallel == 0, f"{ranks} ranks in groups of {spec.context_parallel}"
+        self._ranks, self._context = ranks, spec.context_parallel
+        self._queue, self._timeout_s = queue, spec.timeout_s
         self._seats = seats or [Seat()] * ranks
         self._specs = [
-            RankSpec(role, worker_class, spec, Ranks(rank, ranks), device=seat.compute_device)
+            RankSpec(role, worker_class, spec, Ranks(rank, ranks, spec.context_parallel), device=seat.compute_device)
             for rank, seat in zip(range(ranks), self._seats, strict=True)
         ]
         self._processes: list[Process[RankProcess[W]]] = []
@@ -198,7 +200,9 @@ class WorkerGroup(Generic[W]):
 
     def _shards(self, method: object, batch: BatchMeta, num_mini_batches: int) -> list[Shard]:
         assert len(batch), f"{self.role}.{_name(method)} was given an empty batch"
-        return split(batch, self._ranks, num_mini_batches=num_mini_batches)
+        """Each rank's shard; neighbours that compute rows together have the same one."""
+        shards = split(batch, self._ranks // self._context, num_mini_batches=num_mini_batches)
+        return [shard for shard in shards for _ in range(self._context)]
 
     def _running(self, method: object) -> list[Process[RankProcess[W]]]:
         if not self._processes:

@@ -17,20 +17,29 @@ BACKLOG = 4096  # ranks that connect at once
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """This rank's place. A single rank needs no process group, unless FSDP casts its computation."""
+    """This rank's place. A single rank needs no process group, unless FSDP casts its computation.
+
+    Rows go to groups of `context` neighbours, which compute each row together.
+    """
 
     rank: int = 0
     size: int = 1
+    context: int = 1
+
+    @property
+    def place(self) -> int:
+        """Among the ranks that compute the same rows."""
+        return self.rank % self.context
 
     def gather(self, numbers: Sequence[float]) -> list[list[float]]:
-        """Every rank's numbers, in rank order; one collective."""
+        """The numbers of every group of ranks with the same rows, which all have the same numbers; one collective."""
         if self.size == 1:
             return [list(numbers)]
         device = "cuda" if dist.get_backend() == "nccl" else "cpu"
         mine = torch.tensor(numbers, dtype=torch.float64, device=device)
         everyone = mine.new_empty(self.size * len(mine))
         dist.all_gather_into_tensor(everyone, mine)
-        return everyone.view(self.size, -1).tolist()
+        return everyone.view(self.size, -1)[:: self.context].tolist()
 
     def barrier(self) -> None:
         self.gather([0.0])
