@@ -16,7 +16,7 @@ export OMP_NUM_THREADS ?= 1
 .PHONY: quickstart env check test lint bench engines test-engines test-long completions fuzz soak faults env-locked lock audit
 
 quickstart: $(STAMP)
-	$(BIN)/tqppo train --preset quickstart
+	env -u OMP_NUM_THREADS $(BIN)/tqppo train --preset quickstart
 
 env: $(STAMP)
 

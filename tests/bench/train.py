@@ -1,10 +1,12 @@
 """A whole GRPO step, through Ray and the queue, against TRL's GRPOTrainer: same model, prompts, batch, limits and rate.
 
     make bench-train
-    python tests/bench/train.py [--cases "0.1M, 2 updates" …] [--subjects ours trl …] [--repeats N]
+    python tests/bench/train.py [--cases "0.1M, 2 updates" …] [--subjects ours trl …] [--threads N …] [--repeats N]
 
 TRL is installed apart, without its dependencies, into ~/.cache/tqppo/peers/trl (never into this environment), and runs
-in a process of its own. One thread each side; a few steps of each in turn; each side's own processes are counted.
+in a process of its own. A few steps of each in turn; each side's own processes are counted. Both sides get one thread,
+or with --threads 2 two cores: TRL as torch's threads, tqppo as `run.cores`, of which it makes what it does on such a
+machine. "recompute" compares like for like, because TRL too takes the old log-probabilities from its own model.
 """
 
 from __future__ import annotations
@@ -20,16 +22,18 @@ from collections import Counter
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.pop("OMP_NUM_THREADS", None)  # set by `make`; --threads says how many a side has
 os.environ.setdefault("COLUMNS", "120")  # of a terminal that does not say: the table is wider than the usual 80
 
 from harness import Timing, cpu_seconds, interleaved, publish, show
 from transformers import AutoTokenizer
 
 from tqppo.config.compile import compile_config
+from tqppo.config.plan.machine import usable_cores
 from tqppo.config.sections import Config
 from tqppo.data import prompts
 from tqppo.data.prompts import DataSpec
@@ -56,6 +60,9 @@ class Case:
     digits: int
     max_new_tokens: int
     updates: int
+    prompts: int = 32
+    group: int = 8
+    partial_credit: bool = False  # for a model that was not warmed up: its answers earn something, and seldom the same
 
     def config(self, *settings: str) -> Config:
         """The quickstart preset, with these sizes."""
@@ -64,11 +71,15 @@ class Case:
             f"model.num_layers={self.num_layers}",
             f"model.num_heads={self.num_heads}",
             f"warm_start.steps={self.warm_steps}",
+            f"data.batch_size={self.prompts}",
             f"data.task_args.digits={self.digits}",
+            f"data.task_args.partial_credit={str(self.partial_credit).lower()}",
+            f"data.max_prompt_tokens={self.digits + 8}",
+            f"rollout.group_size={self.group}",
             f"rollout.max_new_tokens={self.max_new_tokens}",
             f"actor.lr={LR}",
             "actor.schedule=constant",
-            f"actor.mini_batch_size={32 // self.updates}",
+            f"actor.mini_batch_size={self.prompts // self.updates}",
             "run.max_steps=1000000",
         )
         compilation = compile_config("quickstart", overrides=[*mine, *settings], environ={})
@@ -82,12 +93,14 @@ CASES = {
     "0.1M, 1 update": Case(*SMALL, updates=1),
     "0.6M, 2 updates": Case(*LARGER, updates=2),
     "0.6M, 1 update": Case(*LARGER, updates=1),
+    "1.3M, 60 tokens": Case(128, 6, 4, 1, 23, 58, updates=1, prompts=16, group=4, partial_credit=True),
 }
 # name → steps a turn, and what it is
 SUBJECTS = {
     "ours": (8, "tqppo"),
     "recompute": (8, "tqppo, with a forward of its own for the old log-probabilities instead of the engine's"),
     "trl": (4, "TRL tuned: no bf16, no gradient checkpointing"),
+    "static": (4, "TRL tuned, with a static cache"),
     "defaults": (1, "TRL's defaults"),
 }
 USUAL = ("ours", "recompute", "trl")
@@ -129,15 +142,23 @@ class Ours:
 class Trl:
     """The other process, asked over a pipe."""
 
-    def __init__(self, config: Config, model: Path, scratch: Path, *, updates: int, tuned: bool, stack: ExitStack):
-        log = stack.enter_context((scratch / f"trl-{tuned}.log").open("w"))
+    def __init__(
+        self, config: Config, model: Path, scratch: Path, *, updates: int, kind: str, threads: int, stack: ExitStack
+    ) -> None:
+        log = stack.enter_context((scratch / f"trl-{kind}.log").open("w"))
         self.process = subprocess.Popen(
             [sys.executable, str(Path(__file__).parent / "peers" / "trl_grpo.py")],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
-            env={**os.environ, "PYTHONPATH": str(PEER), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"},
+            env={
+                **os.environ,
+                "OMP_NUM_THREADS": str(threads),
+                "PYTHONPATH": str(PEER),
+                "HF_HUB_OFFLINE": "1",
+                "TOKENIZERS_PARALLELISM": "false",
+            },
         )
         stack.callback(self.close)
         self.log = Path(log.name)
@@ -146,7 +167,9 @@ class Trl:
         settings = {
             "model": str(model),
             "scratch": str(scratch / "trl"),
-            "tuned": tuned,
+            "kind": kind,
+            "threads": threads,
+            "reward": "partial_match" if config.data.task_args.get("partial_credit") else "exact_match",
             "updates": updates,
             "dataset": self._dataset(config, model),
             "prompts": config.data.batch_size,
@@ -209,18 +232,21 @@ def install_peer() -> None:
         subprocess.run(command, check=True)
 
 
-def measure(case: Case, names: list[str], repeats: int, scratch: Path) -> dict[str, Any]:
+def measure(case: Case, names: list[str], repeats: int, threads: int, scratch: Path) -> dict[str, Any]:
     """Each subject's figures, and each stage's share of our step."""
-    config = case.config()
+    cores = f"run.cores={threads}"
+    config = case.config(cores)
     with ExitStack() as stack:
         logs = scratch / "logs"
         logs.mkdir()
         stack.enter_context(ray_cluster("", num_cpus=4, object_store_bytes=0, logs=logs))
         ours = {"ours": Ours(config, scratch, "ours", stack)}
         if "recompute" in names:
-            ours["recompute"] = Ours(case.config("algorithm.old_logprobs=recompute"), scratch, "recompute", stack)
-        start = partial(Trl, config, ours["ours"].model, scratch, updates=case.updates, stack=stack)
-        trl = {name: start(tuned=name == "trl") for name in names if name in ("trl", "defaults")}
+            ours["recompute"] = Ours(
+                case.config(cores, "algorithm.old_logprobs=recompute"), scratch, "recompute", stack
+            )
+        start = partial(Trl, config, ours["ours"].model, scratch, updates=case.updates, threads=threads, stack=stack)
+        trl = {name: start(kind=name) for name in names if name in ("trl", "static", "defaults")}
         subjects: dict[str, Ours | Trl] = {**ours, **trl}
         timings = interleaved(
             {name: partial(subjects[name].run, SUBJECTS[name][0]) for name in names},
@@ -254,6 +280,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--subjects", nargs="+", choices=SUBJECTS, default=list(USUAL))
+    parser.add_argument("--threads", nargs="+", type=int, default=sorted({1, usable_cores()}))
     parser.add_argument("--repeats", type=int, default=5)
     return parser.parse_args()
 
@@ -262,9 +289,10 @@ def main() -> None:
     chosen = arguments()
     install_peer()
     results = {}
-    for name in chosen.cases:
+    for name, threads in product(chosen.cases, chosen.threads):
         with tempfile.TemporaryDirectory(prefix="tqppo-bench-") as scratch:
-            results[name] = measure(CASES[name], chosen.subjects, chosen.repeats, Path(scratch))
+            title = f"{name}, {threads} thread{'s' if threads > 1 else ''}"
+            results[title] = measure(CASES[name], chosen.subjects, chosen.repeats, threads, Path(scratch))
     stages = list(
         dict.fromkeys(stage for each in results.values() for shares in each["shares"].values() for stage in shares)
     )
@@ -276,7 +304,7 @@ def main() -> None:
     show("share of each stage of our step, wall", ["", *stages], shares)
     publish(
         "train",
-        f"GRPO, 32 prompts × 8, one thread; wanted: ≥ {TARGET:g} × TRL tuned",
+        f"GRPO steps; wanted: ≥ {TARGET:g} × TRL tuned",
         ["", "samples/s", "samples/CPU-s", "× TRL tuned (s)", "(CPU-s)", "mean length", "mean reward", "flat groups"],
         [row for name, each in results.items() for row in table_rows(name, each["subjects"])],
         results,

@@ -28,7 +28,8 @@ from tqppo.rollout.teachers.figures import RolloutReport
 from tqppo.rollout.worker import RolloutSpec, RolloutWorker
 from tqppo.run.live import Validator
 from tqppo.trainers.groups import CollectorOptions, GroupCollector
-from tqppo.trainers.stages import Clock, PaddingStage, RolloutStage
+from tqppo.trainers.side_by_side import Clock
+from tqppo.trainers.stages import PaddingStage, RolloutStage
 
 TOOLS = """
 import os, random, signal, time

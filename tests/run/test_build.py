@@ -33,6 +33,18 @@ def test_a_tokenizer_that_is_not_there_says_what_a_model_path_is(tmp_path: Path)
         build.load_tokenizer(config_of(), paths)
 
 
+def test_only_a_tiny_model_that_is_soon_made_is_made_ahead(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    build.make_ahead(config_of(f"warm_start.steps={build.QUICK_STEPS + 1}"), folder)
+    build.make_ahead(config_of('model.path="some/model"', "warm_start.steps=0"), folder)
+    assert list(tmp_path.iterdir()) == []
+    config = config_of("warm_start.steps=1", "model.hidden_size=16")
+    build.make_ahead(config, folder)
+    made = (folder.model / "model.safetensors").stat().st_mtime_ns
+    build.prepare_model(config, folder.model)
+    assert (folder.model / "model.safetensors").stat().st_mtime_ns == made
+
+
 def test_validation_takes_the_held_out_part_of_a_task() -> None:
     prompts = build.validation_prompts(config_of("validation.num_prompts=7"), byte_tokenizer())
     assert len(prompts) == 7

@@ -19,7 +19,7 @@ from tqppo.rollout.assignment import Assignment
 from tqppo.run.live import LiveRun, SavedPart, Validator, save_learner, timings
 from tqppo.space import Digest
 from tqppo.trainers.ahead import PromptsInFlight, RolloutAhead
-from tqppo.trainers.stages import Clock
+from tqppo.trainers.side_by_side import Clock
 from tqppo.weights import file as tensorfile
 from tqppo.weights.file import Entry
 from tqppo.workers.process.ranks import Ranks

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 from e2e.runs import MODES, SMALL
 
@@ -23,6 +26,7 @@ from tqppo.run.cluster import Hooks
 from tqppo.run.folder import RunFolder
 from tqppo.run.launch import launcher_of
 from tqppo.run.one_process import one_process
+from tqppo.run.start import resumed_config
 from tqppo.workers.actor import Actor
 
 AGENT = (
@@ -77,6 +81,27 @@ def test_every_mode_trains_validates_and_exports(runs: Runs, mode: str) -> None:
     assert (run.folder / "export" / "hf" / "model.safetensors").is_file()
     assert torch_now() == before
     assert leftovers(running) == []
+
+
+def test_an_adapter_trains_and_is_saved(runs: Runs) -> None:
+    run = runs.train("grpo", "lora", "model.lora_rank=4")
+    rows, files = runs.results("lora")
+    assert "actor/grad_norm" in rows[-1]
+    assert all("lora_" in name for name in safetensors.torch.load(files["model.safetensors"]))
+    assert (run.folder / "export" / "hf" / "model.safetensors").is_file()
+
+
+def test_a_breakpoint_in_a_loss_stops_in_the_thread_of_the_step(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    stops, loss = list[threading.Thread](), Actor._loss
+
+    def stopping(self: Actor, *given: Any, **named: Any) -> Any:
+        breakpoint()
+        return loss(self, *given, **named)
+
+    monkeypatch.setattr(sys, "breakpointhook", lambda: stops.append(threading.current_thread()))
+    monkeypatch.setattr(Actor, "_loss", stopping)
+    runs.train("grpo", "stopped")
+    assert set(stops) == {threading.main_thread()}
 
 
 def interrupted(runs: Runs, name: str, *settings: str, times: int, mode: str = "ppo", after: int = 1) -> None:
@@ -161,3 +186,19 @@ def test_only_a_config_that_asks_for_one_process_gets_it(tmp_path: Path) -> None
         assert type(launcher).__name__ == "LocalLauncher"
     with one_process(1, tmp_path) as launcher:
         assert torch.get_num_threads() == 1
+
+
+@pytest.mark.parametrize("mode", ["grpo", "ppo"])
+def test_two_threads_give_the_same_bytes_each_time(runs: Runs, mode: str) -> None:
+    wide = ("model.hidden_size=128", "rollout.max_new_tokens=16", "run.threads=2")
+    for name in ("one", "other"):
+        runs.train(mode, name, *wide)
+    assert runs.results("one") == runs.results("other")
+
+
+def test_a_run_writes_down_its_cores_and_a_resume_has_as_many(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(8)))
+    runs.train("grpo", "one")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert resumed_config(RunFolder(runs.folder / "runs" / "one"), []).run.cores == 2

@@ -15,7 +15,8 @@ from tqppo.queue.client import Queue
 from tqppo.queue.meta import BatchMeta, Jagged
 from tqppo.rollout.trajectory import Trajectory
 from tqppo.rollout.turns import turn_columns
-from tqppo.trainers.stages import Clock, PaddingStage
+from tqppo.trainers.side_by_side import Clock
+from tqppo.trainers.stages import PaddingStage
 from tqppo.workers.actor import Actor
 from tqppo.workers.critic import Critic
 from tqppo.workers.estimator import Estimator, EstimatorSpec

@@ -29,7 +29,8 @@ from tqppo.run import configure
 from tqppo.run.compose import Processes, make_stages, make_trainer
 from tqppo.run.configure import RunPaths
 from tqppo.run.processes import start_groups
-from tqppo.trainers.stages import Clock, Stages, Trainer
+from tqppo.trainers.side_by_side import Clock
+from tqppo.trainers.stages import Stages, Trainer
 from tqppo.workers.process.bridge import stage_of
 from tqppo.workers.specs import RoleSpec
 

@@ -5,17 +5,21 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Any
+from concurrent.futures import Future
+from typing import Any, NoReturn
 
 import pytest
 from trainers.fakes import FakeEngines, FakeRun, fake_run
 
 from tqppo.data.prompts import Prompt
 from tqppo.errors import CheckpointError, EngineError
+from tqppo.processes.hosting import Call, failing_with, settle
 from tqppo.processes.in_order import AtOnce, Background, InOrder
+from tqppo.protocols import Metrics
 from tqppo.queue.client import Queue
 from tqppo.rollout.teachers.figures import RolloutReport
 from tqppo.trainers.ahead import RolloutAhead
+from tqppo.trainers.side_by_side import SideBySide
 
 SMALL = ("data.batch_size=2", "rollout.group_size=2", "algorithm.old_logprobs=rollout", "run.max_steps=5")
 BEHIND = "training/off_policy/versions_behind/"
@@ -193,3 +197,17 @@ def test_rows_that_a_step_leaves_behind_are_found_while_others_are_in_flight(que
     stage(run).settle()
     assert len(queue.list()) == 1 + 4
     assert stage(run).lost(queue.list()) == ["p0_0_0"]
+
+
+def test_stages_at_the_same_time_end_with_an_error_of_the_engines() -> None:
+    """They run in threads of their own, whose waits must end as those of the step do."""
+    failure: Future[NoReturn] = Future()
+    never: Call[None] = Call(Future(), lambda: None)
+
+    def waits() -> Metrics:
+        settle([never], 60.0)
+        return {}
+
+    threading.Timer(0.2, lambda: failure.set_exception(EngineError("the engine has died"))).start()
+    with failing_with(failure), pytest.raises(EngineError, match="the engine has died"):
+        SideBySide(at_once=True).updates(waits, waits)

@@ -15,7 +15,8 @@ from tqppo.data.prompts import Prompt
 from tqppo.errors import DataError
 from tqppo.queue.client import Queue
 from tqppo.queue.meta import BatchMeta
-from tqppo.trainers.stages import Clock, PaddingStage, agent_metrics, tag_metrics
+from tqppo.trainers.side_by_side import Clock
+from tqppo.trainers.stages import PaddingStage, agent_metrics, tag_metrics
 
 LAYERS, TOP_K, PATCH = 3, 2, 4
 

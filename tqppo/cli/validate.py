@@ -74,6 +74,7 @@ def _files(compilation: Compilation) -> list[Diagnostic]:
 
 
 def _as_text(compilation: Compilation, found: list[Diagnostic], findings: list[str], explain: bool, level: int) -> None:
+    from tqppo.config.plan.machine import on_this_machine
     from tqppo.config.plan.plan import make_plan
     from tqppo.config.plan.text import plan_text
 
@@ -81,18 +82,19 @@ def _as_text(compilation: Compilation, found: list[Diagnostic], findings: list[s
     for each in findings:
         tick(each)
     if compilation.ok and level >= 0:
-        say(plan_text(make_plan(compilation), formulas=explain).rstrip("\n"))
+        say(plan_text(make_plan(on_this_machine(compilation)), formulas=explain).rstrip("\n"))
 
 
 def _as_json(compilation: Compilation, found: list[Diagnostic], findings: list[str]) -> None:
     from tqppo.config.diagnostics import in_order
+    from tqppo.config.plan.machine import on_this_machine
     from tqppo.config.plan.plan import make_plan
 
     answer: dict[str, object] = {
         "ok": compilation.ok and not has_errors(found),
         "diagnostics": [each.as_dict() for each in in_order([*compilation.diagnostics, *found])],
         "findings": findings,
-        "plan": make_plan(compilation).as_dict() if compilation.ok else None,
+        "plan": make_plan(on_this_machine(compilation)).as_dict() if compilation.ok else None,
     }
     emit_json(answer)
 

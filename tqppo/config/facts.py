@@ -164,6 +164,44 @@ def published_versions(config: Config) -> int:
     return max(2, config.rollout.ahead + 1)
 
 
+# -- cores -------------------------------------------------------------------------------------------------------------
+
+SMALL_MODEL = 500_000  # parameters up to which a second thread takes as much from a decoder as it gives
+
+
+def worker_threads(config: Config) -> int:
+    """Torch threads of each process of a role that computes over rows; 0, with GPUs: torch's own choice.
+
+    Roles that learn compute at the same time, and share the cores, also with engines that sample ahead. In one process
+    they would not need to, but they give the same bytes everywhere.
+    """
+    if config.run.threads or config.cluster.gpus_per_node:
+        return config.run.threads
+    engines = roles(config)["rollout"] if config.rollout.ahead else 0
+    return max(1, config.run.cores // (_learning_ranks(config) + engines))
+
+
+def _learning_ranks(config: Config) -> int:
+    return sum(optimizer_of(config, role).ranks for role in learning_roles(config))
+
+
+def engine_threads(config: Config) -> int:
+    """Torch threads of each replica of the rollout engine."""
+    if config.run.threads:
+        return config.run.threads
+    shape, replicas = model_shape(config), roles(config)["rollout"]
+    is_small = shape is not None and shape.parameters <= SMALL_MODEL
+    is_alone = not config.cluster.gpus_per_node and not has_teachers(config)  # teachers score while it decodes
+    shares_cores = engine(config.rollout.backend).maps_weights and is_alone and not is_small
+    others = _learning_ranks(config) if config.rollout.ahead else 0
+    return max(1, config.run.cores // (replicas + others)) if shares_cores else 1
+
+
+def threads(config: Config) -> dict[str, int]:
+    """Torch threads of each process, by role."""
+    return {"rollout": engine_threads(config), **dict.fromkeys(worker_roles(config), worker_threads(config))}
+
+
 # -- rows and lengths --------------------------------------------------------------------------------------------------
 
 

@@ -45,6 +45,16 @@ def placement_of(config: Config) -> Placement:
     return Placement(tuple(gpus), roles, unplaced)
 
 
+def runs_at_once(config: Config) -> bool:
+    """Whether roles compute at the same time: each has processes of its own, no two of them share a GPU, and they have
+    a core for each of their threads or one thread each."""
+    roles, placement = facts.worker_roles(config), placement_of(config)
+    threads = facts.worker_threads(config)
+    has_room = threads <= 1 or threads * sum(roles.values()) <= config.run.cores
+    shares_gpus = any(placement.neighbours(role) & roles.keys() for role in roles)
+    return not config.cluster.in_process and not shares_gpus and has_room
+
+
 def _trainer_roles(config: Config) -> Iterator[tuple[str, Seats]]:
     cluster, rollout = config.cluster, config.rollout
     if not cluster.gpus_per_node:

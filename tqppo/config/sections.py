@@ -47,7 +47,9 @@ class RunSection(Section):
     deterministic: bool = True
     """The same config and seed give the same bytes. The embedded engine then admits requests at barriers."""
     threads: NonNegative = 0
-    """Torch threads per worker process. 0: 1 on CPU workers, torch's own choice with a GPU."""
+    """Torch threads per worker process. 0: the cores that no other process needs then; with a GPU torch's choice."""
+    cores: NonNegative = 0
+    """CPU cores that the processes share. 0: this machine's (or OMP_NUM_THREADS), written down as the run starts."""
 
 
 class ModelSection(Section):

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -134,7 +133,7 @@ class Attempt:
             stack.enter_context(self.display)
             use_cache_without_network([config.model.path, *facts.named_models(config).values()])
             hooks = Hooks(
-                while_starting=lambda: import_module("tqppo.run.build"),  # with torch and transformers: seconds
+                while_starting=self._prepare,
                 warn=self._warn,
                 on_stuck=partial(leave, self.events),
             )
@@ -158,6 +157,12 @@ class Attempt:
             self._flush_metrics()
             self._print_ending(code)
         return code
+
+    def _prepare(self) -> None:
+        """What takes seconds and needs no Ray."""
+        from tqppo.run.build import make_ahead
+
+        make_ahead(self.config, self.folder)
 
     def _build(self, logs: Path, stack: ExitStack, launcher: Launcher) -> LiveRun:
         from tqppo.run.build import build

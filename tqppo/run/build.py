@@ -38,12 +38,13 @@ from tqppo.run.live import LiveRun, Validator
 from tqppo.run.processes import LOADING, START_TIMEOUT_S, ProcessStarter, make_turns, seat_processes, start_groups
 from tqppo.run.teachers import Announce, prepare_teachers
 from tqppo.tiny.prepare import make_tiny_model
-from tqppo.trainers.stages import Clock
+from tqppo.trainers.side_by_side import Clock
 from tqppo.untrusted import loading
 from tqppo.weights import location
 from tqppo.workers.warm_start import warm_start
 
 WARM_STEP_TIMEOUT_S = 600.0
+QUICK_STEPS = 50  # of a warm start
 
 
 def build(
@@ -61,7 +62,7 @@ def build(
     paths = prepare_paths(config, folder, logs, stack, announce, launcher=launcher, seat=seating.seats["actor"][0])
     tokenizer = load_tokenizer(config, paths)
     queue = make_queue(config, stack)
-    ahead = make_ahead(config, stack)
+    ahead = engines_in_order(config, stack)
     start = ProcessStarter(config, launcher, paths, queue, seating, make_turns(config), stack, report)
     groups = start_groups(config, paths, start.group, special_ids=special_tokens(config, tokenizer))
     estimator, teachers = start.estimator(), start.teachers(len(tokenizer))
@@ -123,6 +124,15 @@ def prepare_paths(
     )
 
 
+def make_ahead(config: Config, folder: RunFolder) -> None:
+    """Make a tiny model that takes a second or two while Ray starts; `build` finds it made.
+
+    One whose warm-up takes long is left to `build`, where a signal ends it. What fails here fails there again.
+    """
+    if config.warm_start.steps <= QUICK_STEPS:
+        prepare_model(config, folder.model)
+
+
 def prepare_model(config: Config, folder: Path) -> str:
     """The model's folder or hub name; a tiny model is made and warmed up here, where torch is imported already."""
     if config.model.path != "tiny":
@@ -181,7 +191,7 @@ def make_queue(config: Config, stack: ExitStack) -> Queue:
     return queue
 
 
-def make_ahead(config: Config, stack: ExitStack) -> InOrder | None:
+def engines_in_order(config: Config, stack: ExitStack) -> InOrder | None:
     """What does the engines' work in front of training; closing `stack` waits for it once the engines are closed."""
     if not config.rollout.ahead:
         return None

@@ -10,6 +10,7 @@ from typing import Protocol
 from tqppo import dataflow, plugins
 from tqppo.algorithms.kl import Controller
 from tqppo.config import facts
+from tqppo.config.placement import runs_at_once
 from tqppo.config.sections import Config
 from tqppo.data.prompts import Prompt
 from tqppo.metrics.events import ReportEvent, unreported
@@ -20,10 +21,10 @@ from tqppo.rollout.assignment import Assignment
 from tqppo.run import configure
 from tqppo.trainers.ahead import PromptsInFlight, RolloutAhead
 from tqppo.trainers.groups import CollectorOptions, GroupCollector
+from tqppo.trainers.side_by_side import Clock, SideBySide
 from tqppo.trainers.stages import (
     ActorStage,
     AdvantageStage,
-    Clock,
     CriticStage,
     Engines,
     EstimatorProcess,
@@ -120,6 +121,7 @@ def make_stages(
             skips_on_full_disk=config.checkpoint.on_full_disk == "continue",
             report=report,
         ),
+        side_by_side=SideBySide(at_once=runs_at_once(config)),
         critic_only_steps=config.critic.warmup_only_steps,
     )
 

@@ -16,7 +16,8 @@ from tqppo.rollout.pool import RolloutPool
 from tqppo.rollout.teachers.pool import TeacherPool
 from tqppo.space import Digest
 from tqppo.trainers.ahead import RolloutAhead
-from tqppo.trainers.stages import Clock, Stages, Trainer
+from tqppo.trainers.side_by_side import Clock
+from tqppo.trainers.stages import Stages, Trainer
 from tqppo.weights import file as tensorfile
 from tqppo.workers.actor import Actor
 from tqppo.workers.compute.learner import Learner

@@ -15,7 +15,7 @@ from tqppo.config.checks.registry import Context
 from tqppo.config.compilation import Compilation, Origins
 from tqppo.config.compile import compile_config
 from tqppo.config.diagnostics import render_text
-from tqppo.config.plan.machine import this_machine
+from tqppo.config.plan.machine import on_this_machine, this_machine
 from tqppo.config.sections import Config
 from tqppo.config.show.export import flat, origins_json, resolved_toml
 from tqppo.display.display import Display
@@ -62,6 +62,8 @@ MAY_ROUND = (
     "rollout.memory_fraction",
     "cluster.nodes",
     "cluster.gpus_per_node",
+    "run.threads",
+    "run.cores",
 )
 
 
@@ -77,6 +79,7 @@ def train(
 
     `callbacks` get every step's metrics; `on_folder` gets the run's folder once it is made.
     """
+    compilation = on_this_machine(compilation)
     config = compilation.config
     assert config is not None, "only a config that compiles is trained"
     check_loop(config.rollout.agent, config.rollout.agent_args)

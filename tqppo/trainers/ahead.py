@@ -23,7 +23,8 @@ from tqppo.queue.client import Queue
 from tqppo.queue.meta import BatchMeta
 from tqppo.rollout.assignment import Assignment
 from tqppo.rollout.teachers.figures import RolloutReport
-from tqppo.trainers.stages import Clock, Engines, RolloutStage
+from tqppo.trainers.side_by_side import Clock
+from tqppo.trainers.stages import Engines, RolloutStage
 from tqppo.weights.verify import Probe
 
 Sampled = tuple[BatchMeta, Metrics]

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from tqppo.protocols import Metrics
 from tqppo.queue.client import Queue
+from tqppo.trainers.side_by_side import SideBySide
 from tqppo.trainers.stages import (
     ActorStage,
     AdvantageStage,
@@ -32,6 +33,7 @@ class DistillTrainer:
     actor: ActorStage
     reference: ReferenceStage
     advantages: AdvantageStage
+    side_by_side: SideBySide
 
     @classmethod
     def build(cls, stages: Stages) -> DistillTrainer:
@@ -43,6 +45,7 @@ class DistillTrainer:
             actor=stages.actor,
             reference=stages.reference,
             advantages=stages.advantages,
+            side_by_side=stages.side_by_side,
         )
 
     def step(self, step: int) -> Metrics:
@@ -50,8 +53,10 @@ class DistillTrainer:
         # by teachers, meanwhile: + teacher_index, teacher_ids and teacher_logprobs, or teacher_hidden
         batch = self.reward_model.score(batch)  # + model_score, with reward_model.path
         batch, padded = self.padding.fill(batch, step)  # neutral rows, up to a multiple of ranks and mini-batches
-        batch = self.actor.old_logprobs(batch)  # + old_logprobs, with task_reward or a policy gradient
-        batch = self.reference.logprobs(batch)  # + ref_logprobs, with task_reward and a KL
+        batch = self.side_by_side.columns(
+            lambda: self.actor.old_logprobs(batch),  # + old_logprobs, with task_reward or a policy gradient
+            lambda: self.reference.logprobs(batch),  # + ref_logprobs, with task_reward and a KL
+        )
         batch, estimated = self.advantages.estimate(batch, step)  # + advantages, with task_reward
         metrics |= padded | estimated | self.actor.update(batch, step)
         metrics |= self.rollout.load_weights(self.actor.publish(step))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from tqppo.protocols import Metrics
 from tqppo.queue.client import Queue
+from tqppo.trainers.side_by_side import SideBySide
 from tqppo.trainers.stages import (
     ActorStage,
     AdvantageStage,
@@ -32,6 +33,7 @@ class PpoTrainer:
     reference: ReferenceStage
     critic: CriticStage
     advantages: AdvantageStage
+    side_by_side: SideBySide
     critic_only_steps: int
 
     @classmethod
@@ -46,6 +48,7 @@ class PpoTrainer:
             reference=stages.reference,
             critic=stages.critic,
             advantages=stages.advantages,
+            side_by_side=stages.side_by_side,
             critic_only_steps=stages.critic_only_steps,
         )
 
@@ -53,13 +56,19 @@ class PpoTrainer:
         batch, metrics = self.rollout.generate(step)  # + tokens, response_mask, rollout_logprobs, reward
         batch = self.reward_model.score(batch)  # + model_score, with reward_model.path
         batch, padded = self.padding.fill(batch, step)  # neutral rows, up to a multiple of ranks and mini-batches
-        batch = self.actor.old_logprobs(batch)  # + old_logprobs, with "recompute" and several updates
-        batch = self.reference.logprobs(batch)  # + ref_logprobs, with a KL
-        batch = self.critic.values(batch)  # + values
+        batch = self.side_by_side.columns(
+            lambda: self.actor.old_logprobs(batch),  # + old_logprobs, with "recompute" and several updates
+            lambda: self.reference.logprobs(batch),  # + ref_logprobs, with a KL
+            lambda: self.critic.values(batch),  # + values
+        )
         batch, estimated = self.advantages.estimate(batch, step)  # + advantages, returns
-        metrics |= padded | estimated | self.critic.update(batch, step)
-        if step > self.critic_only_steps:
-            metrics |= self.actor.update(batch, step)
+        is_actors_turn = step > self.critic_only_steps
+        metrics |= padded | estimated
+        metrics |= self.side_by_side.updates(
+            lambda: self.critic.update(batch, step),
+            lambda: self.actor.update(batch, step) if is_actors_turn else {},
+        )
+        if is_actors_turn:
             metrics |= self.rollout.load_weights(self.actor.publish(step))
         self.queue.clear(batch)
         return metrics

@@ -6,12 +6,10 @@ unchanged. Every stage runs under the step's clock.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import fsum
 from pathlib import Path
-from time import perf_counter
 from typing import Any, Protocol
 
 import torch
@@ -31,6 +29,7 @@ from tqppo.queue.meta import BatchMeta
 from tqppo.rollout.assignment import Assignment
 from tqppo.rollout.teachers.figures import RolloutReport
 from tqppo.trainers.groups import GroupCollector
+from tqppo.trainers.side_by_side import Clock, SideBySide
 from tqppo.weights.verify import Probe
 from tqppo.workers.actor import Actor
 from tqppo.workers.critic import Critic
@@ -43,26 +42,6 @@ class Trainer(Protocol):
     """A mode: `step` is one training step, from prompts to new weights in the engines."""
 
     def step(self, step: int) -> Metrics: ...
-
-
-class Clock:
-    """Seconds per stage of the current step, in the order of the stages."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def time(self, stage: str) -> Iterator[None]:
-        start = perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[stage] = self.seconds.get(stage, 0.0) + perf_counter() - start
-
-    def take(self) -> Metrics:
-        """The seconds since the last call, as metrics."""
-        seconds, self.seconds = self.seconds, {}
-        return {f"timing_s/{stage}": value for stage, value in seconds.items()}
 
 
 class Engines(Protocol):
@@ -286,6 +265,7 @@ class Stages:
     reference: ReferenceStage
     critic: CriticStage | None
     advantages: AdvantageStage
+    side_by_side: SideBySide
     critic_only_steps: int = 0
 
 

@@ -16,9 +16,10 @@ from datasets import Dataset
 from transformers import AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from tqppo.rewards.functions import exact_match
+from tqppo.rewards import functions
 
 TUNED = {"bf16": False, "gradient_checkpointing": False}
+KINDS: dict[str, dict[str, Any]] = {"trl": TUNED, "static": {**TUNED, "cache_implementation": "static"}, "defaults": {}}
 
 
 @dataclass
@@ -86,20 +87,21 @@ def config_of(settings: dict[str, Any]) -> GRPOConfig:
         save_strategy="no",
         report_to="none",
         disable_tqdm=True,
-        **(TUNED if settings["tuned"] else {}),
+        **KINDS[settings["kind"]],
     )
 
 
 def main() -> None:
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print is no answer
-    torch.set_num_threads(1)
     settings = json.loads(sys.stdin.readline())
+    torch.set_num_threads(settings["threads"])
+    graded = getattr(functions, settings["reward"])
     done = Done()
 
     def reward(completions: list[str], answer: list[str], completion_ids: list[list[int]], **_: Any) -> list[float]:
         pairs = zip(completions, answer, strict=True)
-        rewards = [float(exact_match("", text, wanted)["score"]) for text, wanted in pairs]
+        rewards = [float(graded("", text, wanted)["score"]) for text, wanted in pairs]
         done.add(rewards, completion_ids, settings["group"])
         return rewards
 

@@ -19,7 +19,7 @@ import ray
 
 from tqppo.cli import app
 from tqppo.run.checkpoint import CheckpointStore
-from tqppo.trainers.stages import Clock
+from tqppo.trainers.side_by_side import Clock
 from tqppo.workers.process.group import WorkerGroup
 
 CLOCKED = {

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from tqppo.config.compilation import Compilation
 from tqppo.space import SHARED_MEMORY
 
 SMI = ("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits")
@@ -30,6 +31,20 @@ def this_machine(folder: Path) -> Machine:
         folder = folder.parent
     shared = shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else 0
     return Machine(installed_memory(), shared, shutil.disk_usage(folder).free, smallest_gpu())
+
+
+def usable_cores() -> int:
+    """The cores that this process may use; OMP_NUM_THREADS says fewer."""
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, int(asked)) if asked.isdigit() and int(asked) else cores
+
+
+def on_this_machine(compilation: Compilation) -> Compilation:
+    """The config with this machine's number of cores, unless it says one. A run keeps it, wherever it is resumed."""
+    config = compilation.draft
+    run = config.run.model_copy(update={"cores": config.run.cores or usable_cores()})
+    return replace(compilation, draft=config.model_copy(update={"run": run}))
 
 
 def installed_memory() -> float:

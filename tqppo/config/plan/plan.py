@@ -46,6 +46,8 @@ class Plan:
     roles: list[PlannedRole]
     files: list[tuple[str, str]]
     placement: Placement
+    threads: dict[str, int]  # torch's, of each process of a role; 0: its own choice
+    cores: int  # that they share; 0: not known
     distillation: PlannedDistillation | None = None
     budget: MemoryBudget = field(default_factory=MemoryBudget)
 
@@ -86,6 +88,8 @@ def make_plan(compilation: Compilation) -> Plan:
         files=list(_files(config, compilation.name)),
         distillation=planned_distillation(config),
         placement=placement_of(config),
+        threads=facts.threads(config),
+        cores=config.run.cores,
         budget=make_budget(config),
     )
 

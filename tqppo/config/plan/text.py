@@ -26,6 +26,9 @@ def _head(plan: Plan) -> Iterator[str]:
     yield f"model    {plan.model} ({parameters})"
     yield f"engine   {plan.engine}"
     yield f"storage  {plan.storage}"
+    if max(plan.threads.values()) > 1:
+        each = ", ".join(f"{role} {number}" for role, number in plan.threads.items())
+        yield f"threads  {each} (each process; {_count(plan.cores, 'core')})"
 
 
 def _step(plan: Plan) -> Iterator[str]:

@@ -6,6 +6,7 @@ results; the driver sees names and metrics only. A failure of any rank ends the 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Concatenate, Generic, NoReturn, ParamSpec, Protocol, TypeVar, cast
@@ -129,6 +130,7 @@ class WorkerGroup(Generic[W]):
         self._processes: list[Process[RankProcess[W]]] = []
         self._starting: list[Call[None]] = []
         self._watch: Watch | None = None
+        self._calling = threading.Lock()  # every rank gets the calls of several threads in the same order
 
     def start(self, launcher: Launcher) -> None:
         is_one_node = num_nodes() == 1
@@ -158,8 +160,9 @@ class WorkerGroup(Generic[W]):
         return self.call_each(method, *arguments, **named)[0]
 
     def call_each(self, method: Callable[Concatenate[W, P], R], /, *arguments: P.args, **named: P.kwargs) -> list[R]:
-        self._turn.take()
-        return self._everywhere(method, *arguments, **named)
+        with self._calling:
+            self._turn.take()
+            return self._everywhere(method, *arguments, **named)
 
     def rest(self) -> None:
         """See `turns.TurnTaker`."""
@@ -176,6 +179,10 @@ class WorkerGroup(Generic[W]):
         return self._results(calls, _name(method), self._timeout_s)
 
     def add_columns(self, method: ColumnsMethod[W], batch: BatchMeta) -> BatchMeta:
+        with self._calling:
+            return self._add_columns(method, batch)
+
+    def _add_columns(self, method: ColumnsMethod[W], batch: BatchMeta) -> BatchMeta:
         self._turn.take()
         processes, shards = self._running(method), self._shards(method, batch, 1)
         calls = [
@@ -187,6 +194,10 @@ class WorkerGroup(Generic[W]):
         return batch.with_columns(*written[0])
 
     def update(self, method: UpdateMethod[W], batch: BatchMeta, *, step: int, num_mini_batches: int = 1) -> Metrics:
+        with self._calling:
+            return self._update(method, batch, step=step, num_mini_batches=num_mini_batches)
+
+    def _update(self, method: UpdateMethod[W], batch: BatchMeta, *, step: int, num_mini_batches: int) -> Metrics:
         self._turn.take()
         processes, shards = self._running(method), self._shards(method, batch, num_mini_batches)
         calls = [
