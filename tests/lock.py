@@ -1,12 +1,14 @@
 """Writes requirements-locked.txt: the versions of constraints.txt with the hashes of the files that pip chooses here.
 
-pip names the one file that fits this platform, so the lock is of one platform; the first line says which.
+pip names the one file that fits this platform, so the lock is of one platform; the first line says which. Run it again
+when constraints.txt changes: `make lock`.
 """
 
 from __future__ import annotations
 
 import json
 import platform
+import re
 import subprocess
 import sys
 import tempfile
@@ -35,8 +37,13 @@ def locked(report: dict[str, object], where: str) -> str:
         named, hashes = each["metadata"], each["download_info"].get("archive_info", {}).get("hashes", {})
         if "sha256" not in hashes:
             raise ValueError(f"pip gives no hash for {named['name']}")
-        lines.append(f"{named['name'].lower()}=={named['version']} --hash=sha256:{hashes['sha256']}\n")
+        lines.append(f"{canonical(named['name'])}=={named['version']} --hash=sha256:{hashes['sha256']}\n")
     return f"# {where}; `make lock` writes this file, `make env-locked` installs it.\n" + "".join(sorted(lines))
+
+
+def canonical(name: str) -> str:
+    """The one spelling of a package's name, which pip takes for all of them."""
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def this_platform() -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
-from lock import locked
+from lock import LOCKED, ROOT, canonical, locked
 
 
 def described(name: str, **archive: object) -> dict[str, object]:
@@ -18,3 +20,15 @@ def test_a_lock_has_a_line_per_file_in_the_order_of_names() -> None:
 def test_a_file_without_a_hash_is_not_locked() -> None:
     with pytest.raises(ValueError, match="no hash for a"):
         locked({"install": [described("a")]}, "here")
+
+
+def test_the_lock_has_the_versions_that_were_tested() -> None:
+    tested = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    wanted = {
+        (canonical(name), version) for name, _, version in (line.partition(" ;")[0].partition("==") for line in tested)
+    }
+    lines = LOCKED.read_text().splitlines()[1:]
+    files = [line.partition(" ")[0].partition("==") for line in lines]
+    found = {(name, version.partition("+")[0]) for name, _, version in files}  # after a +: the build of torch
+    assert found == wanted, "constraints.txt has changed: make lock"
+    assert all(re.fullmatch(r"\S+ --hash=sha256:[0-9a-f]{64}", line) for line in lines)

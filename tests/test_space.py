@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import resource
 import signal
 import struct
 import termios
@@ -18,7 +19,7 @@ import pytest
 from disks import files_of_at_most
 
 from tqppo.errors import OutOfSpace
-from tqppo.space import allocate, append_line, explained, full_disk, require, write_whole
+from tqppo.space import allocate, append_line, exhausted, explained, require, write_whole
 
 
 def test_a_file_gets_its_pages_at_once(tmp_path: Path) -> None:
@@ -62,12 +63,22 @@ def test_a_full_disk_is_explained_wherever_the_error_comes_from(tmp_path: Path) 
     named = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(tmp_path / "x"))
     copied = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/proc/version", None, str(tmp_path / "copy"))
     for error in (named, FromWorker(named), copied):
-        assert str(full_disk(error)).startswith(f"{tmp_path} has no room for more: No space left on device;")
-    unnamed = full_disk(OSError(errno.EDQUOT, os.strerror(errno.EDQUOT)))
+        assert str(exhausted(error)).startswith(f"{tmp_path} has no room for more: No space left on device;")
+    unnamed = exhausted(OSError(errno.EDQUOT, os.strerror(errno.EDQUOT)))
     assert str(unnamed).startswith("a file system is full: Disk quota exceeded. Free: ")
     assert "bytes in /dev/shm" in str(unnamed)
-    assert full_disk(PermissionError(errno.EACCES, "no")) is None
-    assert full_disk(OSError("odd")) is None
+    assert exhausted(PermissionError(errno.EACCES, "no")) is None
+    assert exhausted(OSError("odd")) is None
+
+
+def test_used_up_descriptors_are_explained_with_the_limit() -> None:
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    error = OSError(errno.EMFILE, os.strerror(errno.EMFILE), "/some/file")
+    for each in (error, FromWorker(error)):
+        assert str(exhausted(each)) == (
+            f"too many open files: the limit of this process, {limit}, is reached. Raise it: ulimit -n"
+        )
+    assert "of this machine" in str(exhausted(OSError(errno.ENFILE, os.strerror(errno.ENFILE))))
 
 
 def test_a_folder_that_is_not_there_yet_has_the_room_of_the_one_above(tmp_path: Path) -> None:

@@ -49,6 +49,10 @@ class OutOfSpace(TqppoError):
     """A file system or shared memory is full; the message names the folder, the bytes wanted and the bytes free."""
 
 
+class OutOfDescriptors(TqppoError):
+    """A process, or the machine, has no further file descriptor; the message has the limit."""
+
+
 class OutOfDeviceMemory(TqppoError):
     """A GPU has no room; the message names it, what is on it and which settings need less."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import resource
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tqppo.errors import OutOfSpace
+from tqppo.errors import OutOfDescriptors, OutOfSpace
 
 SHARED_MEMORY = Path("/dev/shm")
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -89,11 +90,19 @@ def out_of_space(folder: Path, num_bytes: int, error: OSError) -> OutOfSpace:
     )
 
 
-def full_disk(error: OSError) -> OutOfSpace | None:
-    """What to tell the user of an error that was raised anywhere, if a full file system is its cause."""
+def exhausted(error: OSError) -> OutOfSpace | OutOfDescriptors | None:
+    """What to tell the user of an error raised anywhere, if a full file system or used-up descriptors are its cause."""
     cause = getattr(error, "cause", error)  # Ray's wrapper of a worker's error
-    if not isinstance(cause, OSError) or cause.errno not in FULL:
-        return None
+    if isinstance(cause, OSError) and cause.errno in (errno.EMFILE, errno.ENFILE):
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        whose = f"of this process, {limit}, is" if cause.errno == errno.EMFILE else "of this machine is"
+        raise_it = "ulimit -n" if cause.errno == errno.EMFILE else "sysctl fs.file-max"
+        return OutOfDescriptors(f"too many open files: the limit {whose} reached. Raise it: {raise_it}")
+    return full_disk(cause) if isinstance(cause, OSError) and cause.errno in FULL else None
+
+
+def full_disk(cause: OSError) -> OutOfSpace:
+    """The error of a file system that is full, with the folder if the error names a file."""
     name = cause.filename2 or cause.filename  # of a copy: where to, or else where from
     folder = Path(os.fsdecode(name)).absolute().parent if name else None
     if folder is not None and folder.exists():

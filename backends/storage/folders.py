@@ -51,8 +51,7 @@ def remove_run(prefix: str, base: str = "") -> None:
     """Delete all folders of a run on this machine."""
     for parent in parents(base):
         for folder in parent.glob(f"{prefix}*"):
-            discard_files(folder)
-            shutil.rmtree(folder, ignore_errors=True)
+            reaper.remove(folder, discard_files)
 
 
 def discard_files(folder: Path) -> None:

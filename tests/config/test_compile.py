@@ -53,3 +53,10 @@ def test_a_setting_that_a_later_layer_made_ineffective_is_not_in_the_result(tmp_
     compilation = compile_config(None, [path], ["mode=grpo"], {})
     assert [each.code for each in compilation.diagnostics] == ["W303"]
     assert compilation.draft.critic.lr == 1e-5
+
+
+def test_names_of_teachers_with_dots_are_refused_and_break_nothing(tmp_path: Path) -> None:
+    config = tmp_path / "mine.toml"
+    for name in ("a.b", "a.", ".", "", "../../etc"):
+        config.write_text(f'mode = "distill"\n[teachers."{name}"]\npath = "student"\n')
+        assert "E516" in {each.code for each in compile_config(None, [config], environ={}).diagnostics}

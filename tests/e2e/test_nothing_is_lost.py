@@ -99,11 +99,12 @@ ON_A_SMALL_DISK = (
 @pytest.mark.long
 @pytest.mark.skipif(not can_mount(), reason="needs root, for a file system of 40 MB")
 @pytest.mark.parametrize(
-    ("policy", "said"),
+    ("policy", "in_process", "said"),
     [
-        ("stop", ["error: the ", "not written: "]),
+        ("stop", "false", ["error: the ", "not written: "]),
         (
             "continue",
+            "true",
             [
                 "the metrics of step 6 wait for room on the disk, training goes on",
                 "the checkpoint of step 6 was not written, training goes on: ",
@@ -113,13 +114,13 @@ ON_A_SMALL_DISK = (
     ],
 )
 def test_a_full_disk_is_named_and_costs_only_the_steps_after_the_last_checkpoint(
-    cli: Cli, policy: str, said: list[str]
+    cli: Cli, policy: str, in_process: str, said: list[str]
 ) -> None:
     (cli.folder / "fills.py").write_text(FILLING_REWARD)
     cli.runs.mkdir()
     cli.prefix = ["unshare", "-m", "sh", "-c", ON_A_SMALL_DISK, str(cli.runs)]
-    settings = ('reward.function="fills.py:fills"', "checkpoint.interval=2", f'checkpoint.on_full_disk="{policy}"')
-    output = cli.train("mine", "grpo", *settings, code=1)
+    settings = [f'checkpoint.on_full_disk="{policy}"', f"cluster.in_process={in_process}", "checkpoint.interval=2"]
+    output = cli.train("mine", "grpo", 'reward.function="fills.py:fills"', *settings, code=1)
     assert all(each in output for each in said), output
     assert f"{cli.runs / 'mine'} has no room for" in output
     assert "bug in tqppo" not in output

@@ -1,6 +1,13 @@
 from __future__ import annotations
 
+import pytest
+import ray
+
+from tqppo.errors import OutOfMemory
 from tqppo.processes.host_memory import out_of_memory
+from tqppo.processes.hosting import cause_of
+from tqppo.processes.ray_launcher import _cause
+from tqppo.queue.link.replies import RayReply
 
 # What Ray 2.60 says, shortened.
 KILLED = """1 worker(s) were killed due to the node running low on memory. Memory on the node (IP: 192.0.2.2, \
@@ -26,6 +33,22 @@ def test_the_process_its_memory_that_of_the_node_and_what_to_lower_are_said() ->
     assert "15511" not in said
     assert "lower storage.budget_gb" in said
     assert "documentation" not in said
+
+
+def test_an_actor_that_ray_s_killer_ended_is_told_as_such_by_every_way_of_calling() -> None:
+    error = ray.exceptions.OutOfMemoryError(KILLED)
+    launched = cause_of(_cause(error), "the rollout")
+    assert isinstance(launched, OutOfMemory)
+    reply: RayReply[None] = RayReply(None, "the queue's index", 1.0)
+    with pytest.raises(OutOfMemory, match=r"the queue's index: Ray ended the process \(process 25365"):
+        reply._raise_cause(error)
+
+
+def test_several_that_were_ended_at_once_are_all_named() -> None:
+    second = KILLED.replace("Top 10", "Selected to kill: (Actor(b): pid=77, actual memory used=1.5GB, x)\nTop 10")
+    assert "Ray ended 2 processes (25365, which used 0.27GB; 77, which used 1.5GB) because" in str(
+        out_of_memory(Exception(second), "the rollout")
+    )
 
 
 def test_a_message_of_another_version_is_still_out_of_memory() -> None:

@@ -36,9 +36,9 @@ family = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_
 grandchild = family.stdout.readline().strip()
 watcher.watch(lifeline.descendants(os.getpid()))
 print(family.pid, grandchild, flush=True)
-if sys.argv[3] == "dismiss":
-    watcher.dismiss()
-    sys.exit()
+if sys.argv[3] == "close":
+    watcher.close()
+    print("closed", flush=True)
 time.sleep(600)
 """
 
@@ -146,16 +146,17 @@ def test_a_killed_owner_takes_its_watched_processes_and_its_folders_with_it(
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
 
 
-def test_a_dismissed_watcher_touches_nothing(tmp_path: Path, start: Callable[..., subprocess.Popen[str]]) -> None:
+def test_a_watcher_that_is_closed_has_removed_what_its_owner_left(
+    tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
+) -> None:
     (tmp_path / "left-1").mkdir()
-    owner = start(OWNER, tmp_path, FAMILY, "dismiss")
+    owner = start(OWNER, tmp_path, FAMILY, "close")
     pids = line(owner)
-    try:
-        assert owner.wait() == 0
-        assert all(map(is_alive, pids))
-        assert (tmp_path / "left-1").exists()
-    finally:
-        lifeline.end(pids)
+    assert owner.stdout is not None
+    assert owner.stdout.readline() == "closed\n"
+    assert not (tmp_path / "left-1").exists()
+    assert not any(map(is_alive, pids))
+    assert owner.poll() is None
 
 
 def guard(tmp_path: Path, code: str, *, grace_s: float = 1.0) -> subprocess.Popen[str]:

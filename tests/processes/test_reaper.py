@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -17,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from tqppo.processes.reaper import GRACE_S, LOCK, claim, reap
+from tqppo.processes.reaper import GRACE_S, LOCK, claim, reap, remove
 from tqppo.run.cluster import PRIVATE_PREFIX
 from tqppo.weights import location
 
@@ -240,3 +241,21 @@ def test_what_is_discarded_before_a_folder_goes_is_still_there(tmp_path: Path) -
     seen: list[bool] = []
     reap(tmp_path, PREFIX, discard=lambda each: seen.append((each / "file").exists()))
     assert seen == [True]
+
+
+def test_a_folder_that_cannot_be_removed_for_want_of_descriptors_can_be_reaped_later(tmp_path: Path) -> None:
+    made = claim(tmp_path / f"{PREFIX}mine")
+    for name in ("one", "two"):
+        (made.folder / name).mkdir()
+        (made.folder / name / "file").touch()
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    os.close(first := os.dup(made.descriptor))  # the first that is not in use
+    for free in (0, 1):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (first + free, limits[1]))
+        try:
+            assert not remove(made.folder)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert (made.folder / LOCK).exists()
+    made.release()
+    assert not made.folder.exists()

@@ -477,3 +477,14 @@ def test_a_driver_s_state_that_is_no_table_is_refused_whatever_its_hash_says(tmp
     (tmp_path / "driver.json").write_text(text)
     with pytest.raises(CheckpointError, match=r"driver\.json (is corrupt|cannot be read)"):
         Checkpoint(tmp_path, 3).driver_state()
+
+
+@pytest.mark.parametrize("name", ["step_\u0664", "step_4", "step_0000000001", f"step_{'9' * 200}", "step_00000a"])
+def test_a_folder_that_only_resembles_a_checkpoint_is_left_alone(tmp_path: Path, name: str) -> None:
+    store = CheckpointStore(tmp_path, keep_last=1)
+    (tmp_path / name).mkdir()
+    for step in (1, 2):
+        store.write(step, lambda path: {}, {})
+    assert store.steps() == [2]
+    assert store.newest().step == 2
+    assert (tmp_path / name).is_dir()

@@ -187,6 +187,12 @@ def test_a_lock_file_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
     assert precious.read_text() == "mine"
 
 
+def test_a_lock_file_that_is_a_pipe_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / ".lock")
+    with pytest.raises(PreflightError, match="is not a regular file"), RunLock(tmp_path):
+        pass
+
+
 def test_a_full_disk_is_named(tmp_path: Path) -> None:
     with files_of_at_most(10), pytest.raises(OutOfSpace, match=f"{tmp_path} has no room for"), RunLock(tmp_path):
         pass

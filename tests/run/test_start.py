@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -122,6 +124,7 @@ def test_starting_over_is_advised_unless_the_config_itself_is_damaged(
             "step_000003 has checkpoint format 99, and this tqppo reads format 3: resume with",
         ),
         ({"files": {}}, "step_000003/MANIFEST.json is corrupt: it does not list driver.json"),
+        ({"step": True}, "step_000003/MANIFEST.json is corrupt: TypeError: True is not a whole number"),
         ({"step": 2}, "step_000003/MANIFEST.json is corrupt: it says step 2"),
         ({"run_files": {"/etc/passwd": {}}}, "MANIFEST.json is corrupt: it names a file outside of its folder"),
         ({"run_files": {"../x": {}}}, "MANIFEST.json is corrupt: it names a file outside of its folder"),
@@ -145,6 +148,27 @@ def test_a_manifest_that_cannot_be_believed_ends_with_5_names_the_file_and_chang
             assert ("tqppo train" in str(refused.value)) == ("corrupt" in named and path != step)
     assert contents(folder.path) == before
     assert not (folder.path.parent / "other").exists()
+
+
+def _pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def _endless(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("put", [_pipe, _endless, Path.mkdir])
+@pytest.mark.parametrize("name", ["metrics.jsonl", "events.jsonl"])
+def test_a_run_s_file_that_has_no_end_is_refused_before_it_is_read(
+    folder: RunFolder, name: str, put: Callable[[Path], None]
+) -> None:
+    CheckpointStore(folder.checkpoints, run_files=folder.files_of_resume).write(3, lambda path: {}, {})
+    put(folder.path / name)
+    with pytest.raises(CheckpointError, match=f"{name} is not a regular file; nothing was changed"):
+        start.resume(str(folder.path), [])
+    assert folder.checkpoints.joinpath("step_000003").is_dir()
 
 
 def test_a_fork_that_is_interrupted_leaves_nothing(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:

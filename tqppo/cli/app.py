@@ -61,10 +61,10 @@ class Commands(TyperGroup):
             say(message if message.startswith("error[") else f"error: {message}", err=True)
             sys.exit(error.exit_code)
         except OSError as error:
-            if (full := space.full_disk(error)) is None:
+            if (known := space.exhausted(error)) is None:
                 raise
-            say(f"error: {full}", err=True)
-            sys.exit(full.exit_code)
+            say(f"error: {known}", err=True)
+            sys.exit(known.exit_code)
 
     def make_context(self, info_name: str | None, args: list[str], *more: Any, **extra: Any) -> Any:
         self._arguments = list(args)

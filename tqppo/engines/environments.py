@@ -7,7 +7,6 @@ which is written last, exists.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -20,10 +19,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
 
 from tqppo.errors import BackendError
 from tqppo.processes import lifeline
+from tqppo.processes.deadline import lock_within
 
 ReportLine = Callable[[str], None]
 MARKER = "tqppo-environment.json"
@@ -168,22 +167,9 @@ def install(name: str, report: ReportLine = lambda line: None) -> Path:
 @contextmanager
 def _one_builder(folder: Path, report: ReportLine) -> Iterator[None]:
     with folder.with_suffix(".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            report(f"waiting for another process that builds {folder}")
-            _wait_for(lock, folder)
+        late = BackendError(f"another process has been building {folder} for {BUILDER_TIMEOUT_S / 3600:g} hours")
+        lock_within(BUILDER_TIMEOUT_S, lock, late, lambda: report(f"waiting for another process that builds {folder}"))
         yield
-
-
-def _wait_for(lock: TextIO, folder: Path) -> None:
-    deadline = time.monotonic() + BUILDER_TIMEOUT_S
-    while time.monotonic() < deadline:
-        try:
-            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            time.sleep(POLL_S)
-    raise BackendError(f"another process has been building {folder} for {BUILDER_TIMEOUT_S / 3600:g} hours")
 
 
 def _build(name: str, folder: Path, report: ReportLine) -> None:

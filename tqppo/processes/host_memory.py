@@ -22,10 +22,12 @@ def out_of_memory(error: BaseException, what: str) -> OutOfMemory | None:
     text = str(error)
     if not SIGN.search(text):
         return None
-    killed, node, users = KILLED.search(text), NODE.search(text), USERS.search(text)
-    own = f" (process {killed[1]}, which used {killed[2]})" if killed else ""
+    killed, node, users = KILLED.findall(text), NODE.search(text), USERS.search(text)
+    named = "; ".join(f"{pid}, which used {used}" for pid, used in killed)
+    whom = f"{len(killed)} processes ({named})" if len(killed) > 1 else "the process"
+    own = f" (process {named})" if len(killed) == 1 else ""
     figures = f": node {node[2][:16]} at {node[1]} has {node[3]} of {node[4]} in use" if node else ""
     largest = "".join(f"\n  process {line}" for line in users[1].strip().split("\n")) if users else ""
     shown = f"\nThe largest processes there, with their GB:{largest}" if largest else ""
-    why = f"Ray ended the process{own} because its node ran out of memory{figures}"
+    why = f"Ray ended {whom}{own} because its node ran out of memory{figures}"
     return OutOfMemory(f"{what}: {why}.{shown}\n{LOWER}")

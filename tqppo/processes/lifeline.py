@@ -33,7 +33,6 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 SHARED = "/dev/shm/"  # `space.SHARED_MEMORY`; written again because this script imports nothing of tqppo
 LOOK_S, NUM_LOOKS = 1.0, 3  # after a change in shared memory, look this often for files of the command
 KILL_TIMEOUT_S = 10.0  # a process in an uninterruptible system call ignores SIGKILL until the call returns
-DISMISSED = "dismissed"
 LOCK = ".lock"  # `reaper.LOCK`; written again for the same reason
 
 
@@ -165,14 +164,13 @@ class Watcher:
         live = _live()
         self._tell(*(f"{pid} {live[pid].started}" for pid in pids if pid in live and pid != self._guard.pid))
 
-    def dismiss(self) -> None:
-        """End the guard without a clean-up; the owner has done it."""
-        self._tell(DISMISSED)
+    def close(self) -> None:
+        """End the guard. It does what the owner should have done and could not, for want of descriptors, say."""
         assert self._guard.stdin is not None
         self._guard.stdin.close()
         try:
             self._guard.wait(KILL_TIMEOUT_S)
-        except subprocess.TimeoutExpired:  # it stands still; there is nothing that it has to do
+        except subprocess.TimeoutExpired:  # it stands still; what it has to do is most likely nothing
             self._guard.kill()
 
     @property
@@ -326,8 +324,6 @@ def main() -> None:
     signals, shared = _catch_signals(), SharedFiles()
     command = _start(options.command, options.log) if options.command else None
     lines = _wait(command, signals, shared)
-    if DISMISSED in lines:
-        return
     named = [tuple(map(int, line.split())) for line in lines]
     end([] if command is None else [command.pid], options.grace_s)
     end([*descendants(os.getpid()), *(pid for pid, started in named if _is_same(pid, started))])

@@ -7,8 +7,11 @@ from typing import Concatenate, ParamSpec, TypeVar, cast, overload
 
 import ray
 from ray.actor import ActorHandle, ActorProxy
+from ray.exceptions import OutOfMemoryError, RayActorError
 
 from tqppo.processes import ray_health
+
+ACTOR_GONE = (RayActorError, OutOfMemoryError)  # of calls whose actor died; the second if Ray's own killer ended it
 
 A = TypeVar("A")
 P = ParamSpec("P")

@@ -9,12 +9,12 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 import ray
 from ray.actor import ActorProxy
-from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
+from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
 
 from tqppo.errors import TqppoError
 from tqppo.processes.actor_watch import ActorWatch
 from tqppo.processes.hosting import Call, HostDied, Hosting, Process, Watch
-from tqppo.processes.ray_calls import call, kill
+from tqppo.processes.ray_calls import ACTOR_GONE, call, kill
 
 A = TypeVar("A")
 P = ParamSpec("P")
@@ -52,7 +52,7 @@ def _future(ref: ray.ObjectRef[T]) -> Future[T]:
 def _cause(error: BaseException) -> BaseException:
     if isinstance(error, RayTaskError) and isinstance(error.cause, TqppoError):
         return error.cause
-    if isinstance(error, RayActorError):
+    if isinstance(error, ACTOR_GONE):
         return HostDied(str(error), may_return=isinstance(error, ActorUnavailableError))
     return error
 

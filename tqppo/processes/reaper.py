@@ -33,7 +33,7 @@ class Claim:
     def release(self, discard: Callable[[Path], None] | None = None) -> None:
         """Delete the folder and end the claim. In a forked child, which does not own the folder, do nothing."""
         if self in _held:
-            _delete(self.folder, discard)
+            remove(self.folder, discard)
             _held.remove(self)
             os.close(self.descriptor)
 
@@ -85,7 +85,7 @@ def _reap(folder: Path, discard: Callable[[Path], None] | None) -> bool:
         # Another reaper may have deleted the folder between the open and the flock, and its name may be in use again.
         if not _is_same(descriptor, folder / LOCK):
             return False
-        return _delete(folder, discard)
+        return remove(folder, discard)
     except BlockingIOError:
         return False
     finally:
@@ -96,7 +96,7 @@ def _reap_unfinished(folder: Path) -> bool:
     with contextlib.suppress(FileNotFoundError):
         is_empty = all(name.startswith(LOCK) for name in os.listdir(folder))
         if is_empty and folder.stat().st_mtime < time.time() - GRACE_S:
-            return _delete(folder, None)
+            return remove(folder, None)
     return False
 
 
@@ -107,11 +107,11 @@ def _is_same(descriptor: int, path: Path) -> bool:
         return False
 
 
-def _delete(folder: Path, discard: Callable[[Path], None] | None) -> bool:
-    """Delete a folder, the lock file last: after a kill halfway, the rest can still be reaped."""
+def remove(folder: Path, discard: Callable[[Path], None] | None = None) -> bool:
+    """Delete a folder, the lock file last: what a kill or an error leaves can still be reaped. Whether it is gone."""
     if discard is not None:
         discard(folder)
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(OSError):  # without a descriptor, say
         for entry in os.scandir(folder):
             if entry.is_dir(follow_symlinks=False):
                 shutil.rmtree(entry.path, ignore_errors=True)

@@ -5,7 +5,6 @@ Imported only to train.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -26,6 +25,7 @@ from tqppo.devices.seats import Seat
 from tqppo.errors import PreflightError
 from tqppo.hub import use_cache_without_network
 from tqppo.metrics.events import ReportEvent, unreported
+from tqppo.processes import reaper
 from tqppo.processes.hosting import Hosting, Launcher, failing_with
 from tqppo.processes.in_order import AtOnce, Background, InOrder
 from tqppo.processes.job import run_job
@@ -213,7 +213,7 @@ def publish_folder(stack: ExitStack, num_bytes: int = 0) -> str:
     """Where the actor publishes weights of this size; the folders of dead runs are removed first."""
     location.remove_abandoned()
     folder = location.new_folder(num_bytes)
-    stack.callback(shutil.rmtree, folder, ignore_errors=True)
+    stack.callback(reaper.remove, folder)
     return str(folder)
 
 

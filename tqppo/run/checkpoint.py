@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -34,6 +35,7 @@ MANIFEST = "MANIFEST.json"
 DRIVER = "driver.json"
 PREFIX = "step_"
 CONFIG = "config.resolved.toml"
+_STEP_NAME = re.compile(rf"{PREFIX}(\d{{6}}|[1-9]\d{{6,15}})", re.ASCII)
 PARTIAL, LATER = f".partial-{PREFIX}", f".later-{PREFIX}"
 MAX_MANIFEST_BYTES = 1 << 26
 SMALL_FILES_BYTES = 1 << 20  # what a checkpoint takes besides tensors, at most
@@ -290,7 +292,7 @@ def _manifest(folder: Path) -> Manifest:
 
 
 def _whole_number(value: object) -> int:
-    if not isinstance(value, int):
+    if not isinstance(value, int) or isinstance(value, bool):
         raise TypeError(f"{value!r:.40} is not a whole number")
     return value
 
@@ -350,7 +352,7 @@ def _is_run(path: Path) -> bool:
 
 
 def _is_step(path: Path) -> bool:
-    return path.name.startswith(PREFIX) and path.name[len(PREFIX) :].isdecimal()
+    return _STEP_NAME.fullmatch(path.name) is not None
 
 
 def _step_of(path: Path) -> int:

@@ -115,8 +115,7 @@ def _private(size: Mapping[str, int | None], logs: Path, hooks: Hooks) -> Iterat
     owned = claim(parent / f"{PRIVATE_PREFIX}{os.getpid()}-{secrets.token_hex(3)}")
     session = owned.folder / SESSIONS
     others = set(descendants(os.getpid()))
-    queues = [str(place / f"{FOLDER_PREFIX}*") for place in location.parents()]
-    watcher = Watcher([str(owned.folder), *location.patterns()], reap=queues)
+    watcher = guard(owned.folder)
     start = partial(ray.init, "local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     started: list[int] = []
     try:
@@ -133,7 +132,13 @@ def _private(size: Mapping[str, int | None], logs: Path, hooks: Hooks) -> Iterat
     finally:
         _keep_logs(session, logs)
         owned.release()
-        watcher.dismiss()
+        watcher.close()
+
+
+def guard(*folders: Path) -> Watcher:
+    """A guard that removes these folders, this process's published weights and the queue's rows, however it ends."""
+    queues = [str(place / f"{FOLDER_PREFIX}*") for place in location.parents()]
+    return Watcher([*map(str, folders), *location.patterns()], reap=queues)
 
 
 @contextmanager
@@ -260,6 +265,7 @@ def _quiet() -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")
+    os.environ.setdefault("RAY_task_events_report_interval_ms", "0")  # Ray's own record of every call, which only grows
 
 
 def _keep_logs(session: Path, logs: Path) -> None:

@@ -11,7 +11,7 @@ from itertools import count
 from pathlib import Path
 
 from tqppo import space
-from tqppo.errors import PreflightError, UsageError
+from tqppo.errors import CheckpointError, PreflightError, UsageError
 from tqppo.metrics import files as metrics_files
 from tqppo.run.checkpoint import CONFIG, saved_steps
 from tqppo.run.exported import ExportedModel
@@ -71,6 +71,12 @@ class RunFolder:
         """The run's own files that a resume reads, besides a checkpoint. They never change once training begins."""
         model = sorted(path for path in self.model.rglob("*") if path.is_file()) if self.model.is_dir() else []
         return [path for path in (self.config, *model) if path.is_file()]
+
+    def refuse_odd_files(self) -> None:
+        """CheckpointError if a file that a resume reads and appends to is a pipe, a device or a folder."""
+        for path in (self.metrics, self.events):
+            if path.exists() and not path.is_file():
+                raise CheckpointError(f"{path} is not a regular file; nothing was changed")
 
     @property
     def is_saved(self) -> bool:

@@ -17,6 +17,7 @@ import json
 import os
 import secrets
 import socket
+import stat
 import sys
 import threading
 import time
@@ -142,6 +143,8 @@ class RunLock:
                 "writable: copy it to a place where you may write"
             ) from None
         try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise PreflightError(f"{self.path} is not a regular file; remove it")
             with space.explained(self.path.parent, 0):
                 self._take(descriptor)
         except FileNotFoundError:

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import torch
 
-from tqppo.processes.lifeline import Watcher
 from tqppo.processes.local import LocalLauncher
-from tqppo.weights import location
+from tqppo.run.cluster import guard
 from tqppo.workers.process.torch_state import TorchState
 
 LIBRARIES = ("torch", "transformers")
@@ -42,9 +41,9 @@ def libraries_log_to(path: Path) -> Iterator[None]:
 def one_process(threads: int, logs: Path) -> Iterator[LocalLauncher]:
     """What launches the roles. Torch computes with this many threads meanwhile, as it does in a process of a role.
 
-    Published weights do not outlive this process, however it ends.
+    Published weights and the queue's rows do not outlive this process, however it ends.
     """
-    watcher = Watcher(location.patterns())
+    watcher = guard()
     launcher = LocalLauncher(TorchState)
     try:
         with TorchState(), libraries_log_to(logs / LIBRARIES_LOG):
@@ -52,4 +51,4 @@ def one_process(threads: int, logs: Path) -> Iterator[LocalLauncher]:
             yield launcher
     finally:
         launcher.close()
-        watcher.dismiss()
+        watcher.close()

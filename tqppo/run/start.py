@@ -116,6 +116,7 @@ def resume(
     changes = [*overrides, *([f"run.max_steps={max_steps}"] if max_steps else [])]
     with ExitStack() as source:
         lock = source.enter_context(RunLock(folder.path))
+        folder.refuse_odd_files()
         found = _checkpoint_of(folder, wanted, log.warning)
         notes = rounding(folder, changes)
         if not fork:

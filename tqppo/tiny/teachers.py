@@ -6,7 +6,6 @@ user's cache, and later runs find it there.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -23,13 +22,15 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from tqppo.errors import PreflightError
+from tqppo.errors import DeadlineExceeded, PreflightError
+from tqppo.processes.deadline import lock_within
 from tqppo.tiny.model import save, write_tiny_model
 from tqppo.tiny.tokenizer import byte_tokenizer
 from tqppo.tiny.warm_start import IGNORED, Demonstrations, batch, quiet_on_one_thread
 
 MARKER = "tqppo_teacher.json"  # written last: a folder without it is not a finished teacher
 HELD_OUT_PROBLEMS = 512
+OTHERS_TIMEOUT_S = 2 * 3600.0  # for another process that makes the same one, which takes minutes on one core
 METHOD = 1  # counts changes of the training that no field of the recipe shows, so that cached teachers are retrained
 
 
@@ -128,8 +129,9 @@ def _made_from(task: str, recipe: TeacherRecipe, training: Demonstrations) -> di
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """Waits for the lock. The kernel releases it when its holder ends, however it ends."""
+    late = DeadlineExceeded(f"another process has been making this teacher for {OTHERS_TIMEOUT_S:g} s; see {path}")
     with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        lock_within(OTHERS_TIMEOUT_S, file, late)
         yield
 
 

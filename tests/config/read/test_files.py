@@ -30,6 +30,15 @@ def test_a_file_that_cannot_be_read_is_a_problem_at_the_extends_that_names_it(tm
     assert problem.span.line == 1
 
 
+@pytest.mark.parametrize("table", ["[extends]", "[extends.a]", "[[extends]]"])
+def test_an_extends_that_is_a_table_is_a_problem_at_its_header(tmp_path: Path, table: str) -> None:
+    (tmp_path / "mine.toml").write_text(f"{table}\nseed = 2\n")
+    reader = FileReader({})
+    reader.file(tmp_path / "mine.toml", "config")
+    (problem,) = reader.problems
+    assert (problem.code, problem.span and problem.span.line) == ("E011", 1)
+
+
 def test_layers_come_in_the_order_in_which_later_ones_win(tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text("[run]\nseed = 1\n")
     layers, problems = read_layers("quickstart", [tmp_path / "a.toml"], ["run.seed=3"], {"TQPPO__RUN__SEED": "2"})

@@ -1,7 +1,7 @@
-"""`tqppo` that stands still where a fault is to come: `python -m faults.matrix.driver STAGE COUNT FOLDER ARGUMENTS…`.
+"""`tqppo` that stands still where a fault is to come: `python -m faults.matrix.driver STAGE FOLDER ARGUMENTS…`.
 
-When the stage begins for the COUNT-th time it writes `at.json`, which has the pids of the ranks, into FOLDER, and waits
-for a file `go` there. The fault is injected meanwhile, so that the stage itself meets it.
+When the stage first begins after a checkpoint was saved it writes `at.json`, which has the pids of the ranks, into
+FOLDER, and waits for a file `go` there. The fault is injected meanwhile, so that the stage itself meets it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 import ray
 
 from tqppo.cli import app
+from tqppo.processes.ray_launcher import RayProcess
 from tqppo.run.checkpoint import CheckpointStore
 from tqppo.trainers.side_by_side import Clock
 from tqppo.workers.process.group import WorkerGroup
@@ -33,23 +34,23 @@ MOST_S = 120.0  # without a `go`
 
 
 def main() -> None:
-    stage, count, folder = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
+    stage, folder = sys.argv[1], Path(sys.argv[2])
     groups: list[Any] = []
     _note_groups(groups)
-    hold = _held(count, folder, groups)
+    hold = _held(folder, groups)
     _at_save(hold) if stage == "save" else _at_stage(CLOCKED[stage], hold)
-    sys.argv = ["tqppo", *sys.argv[4:]]
+    sys.argv = ["tqppo", *sys.argv[3:]]
     app()
 
 
-def _held(count: int, folder: Path, groups: list[Any]) -> Callable[[], None]:
-    """A function that holds this process up when it is called for the count-th time."""
-    calls = iter(range(1, 1_000_000))
+def _held(folder: Path, groups: list[Any]) -> Callable[[], None]:
+    """A function that holds this process up when it is first called after a checkpoint was saved."""
 
     def hold() -> None:
-        if next(calls) != count:
+        if (folder / "at.json").exists() or not list(folder.glob("runs/cell/checkpoints/step_*")):
             return
-        pids = {f"{group.role} {i}": _pid(rank) for group in groups for i, rank in enumerate(group._processes)}
+        ranks = {f"{group.role} {i}": rank for group in groups for i, rank in enumerate(group._processes)}
+        pids = {name: _pid(rank) for name, rank in ranks.items() if isinstance(rank, RayProcess)}
         draft = folder / "at.draft"
         draft.write_text(json.dumps(pids))
         draft.rename(folder / "at.json")
@@ -60,7 +61,7 @@ def _held(count: int, folder: Path, groups: list[Any]) -> Callable[[], None]:
     return hold
 
 
-def _pid(rank: Any) -> int:
+def _pid(rank: RayProcess[Any]) -> int:
     return int(ray.get(rank.actor.__ray_call__.remote(lambda self: os.getpid()), timeout=60))
 
 

@@ -12,17 +12,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 from e2e.runs import MODES, family, living
 from faults.matrix.cells import HOLD_S, RANKS, TITLES, Cell, inject, undo
+from faults.matrix.records import Outcome
 
 from tqppo.errors import CheckpointError
 from tqppo.metrics import files as metrics
 from tqppo.processes.reaper import LOCK
 from tqppo.run.checkpoint import CheckpointStore
+from tqppo.weights.location import PREFIX as WEIGHTS
 
 STEPS = 3
 START_S, DEADLINE_S, CLEAN_S = 600.0, 120.0, 60.0
@@ -30,28 +31,17 @@ SETTINGS = [
     f"run.max_steps={STEPS}", "warm_start.steps=0", "model.hidden_size=16", "model.num_layers=1",
     "validation.interval=1",
 ]  # fmt: skip
-OF_MODE = {
-    "ppo": ["algorithm.kl_reward=k1", "algorithm.kl_reward_coef=0.01", "reward.function=reward.py:half"],
-    "distill": ["distillation.timeout_s=20"],
-}
 REWARD = """
 def half(data_source, solution_str, ground_truth, extra_info=None):
     return 0.5 + 0.01 * len(solution_str)
 """
+OWN_MEMORY = 'mount -t tmpfs -o size=64m none /dev/shm; exec "$0" "$@"'
 BAD = re.compile(r"Traceback|probably a bug in tqppo")
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    cell: Cell
-    is_right: bool
-    code: int | None
-    seconds: float  # from the fault to the end
-    said: str
 
 
 def run_cell(cell: Cell, *, deadline_s: float = DEADLINE_S) -> Outcome:
     folder = Path(tempfile.mkdtemp(prefix="tqppo-fault-"))
+    deadline_s *= cell.patience
     process = _start(cell, folder)
     relatives: list[psutil.Process] = []
     try:
@@ -63,7 +53,7 @@ def run_cell(cell: Cell, *, deadline_s: float = DEADLINE_S) -> Outcome:
         began, victim = time.monotonic(), _victim(cell, process, relatives, folder)
         inject(cell, victim)
         (folder / "go").touch()
-        if (cell.who, cell.how) == ("driver", "STOP"):
+        if cell.is_driver and cell.how == "STOP":
             time.sleep(HOLD_S)
             undo(cell, victim)
         relatives += [each for each in _family_if_alive(process) if each not in relatives]
@@ -73,6 +63,8 @@ def run_cell(cell: Cell, *, deadline_s: float = DEADLINE_S) -> Outcome:
         problems += _problems(cell, process.poll(), folder) if ended else []
         problems += _left_behind(relatives)
         return Outcome(cell, not problems, process.poll(), seconds, "; ".join(problems) or _message(folder))
+    except LookupError as error:
+        return Outcome(cell, False, None, 0.0, str(error))
     finally:
         _end(process, relatives)
         shutil.rmtree(folder, ignore_errors=True)
@@ -82,9 +74,11 @@ def _start(cell: Cell, folder: Path) -> subprocess.Popen[str]:
     config = folder / f"{cell.mode}.toml"
     config.write_text(MODES[cell.mode])
     (folder / "reward.py").write_text(REWARD)
-    words = [word for setting in [*SETTINGS, *OF_MODE[cell.mode]] for word in ("--set", setting)]
-    command = [sys.executable, "-m", "faults.matrix.driver", cell.when, "2", str(folder)]
-    command += ["train", "--config", config.name, "--name", "cell", *words]
+    words = [word for setting in [*SETTINGS, *cell.settings] for word in ("--set", setting)]
+    command = [sys.executable, "-m", "faults.matrix.driver", cell.when, str(folder)]
+    command += ["train", "--config", config.name, "--name", "cell", "--no-probe", *words]
+    if cell.has_own_memory:
+        command = ["unshare", "-m", "sh", "-c", OWN_MEMORY, *command]
     environment = {
         **os.environ,
         "PYTHONPATH": str(Path(__file__).parents[2]),
@@ -100,7 +94,7 @@ def _start(cell: Cell, folder: Path) -> subprocess.Popen[str]:
 def _victim(
     cell: Cell, process: subprocess.Popen[str], relatives: list[psutil.Process], folder: Path
 ) -> psutil.Process:
-    if cell.who == "driver":
+    if cell.is_driver:
         return psutil.Process(process.pid)
     if cell.who in RANKS:
         return psutil.Process(json.loads((folder / "at.json").read_text())[RANKS[cell.who]])
@@ -109,7 +103,7 @@ def _victim(
             words = relative.cmdline()
             if any(name in word for word in words[:4] for name in TITLES[cell.who]):
                 return relative
-    raise AssertionError(f"no process of the run is the {cell.who}")
+    raise LookupError(f"no process of the run is the {cell.who}: {[each.name() for each in relatives]}")
 
 
 def _problems(cell: Cell, code: int | None, folder: Path) -> list[str]:
@@ -149,13 +143,15 @@ def _left_behind(relatives: list[psutil.Process]) -> list[str]:
 
 
 def _folders_of(pids: set[int]) -> list[str]:
-    found = []
-    for parent in (Path(tempfile.gettempdir()), Path("/dev/shm")):
+    """Folders whose lock file names one of the processes, and published weights with its number in their name."""
+    parents = (Path(tempfile.gettempdir()), Path("/dev/shm"))
+    found = [str(path) for parent in parents for pid in pids for path in parent.glob(f"{WEIGHTS}{pid}-*")]
+    for parent in parents:
         for lock in parent.glob(f"tqppo-*/{LOCK}"):
             with contextlib.suppress(OSError, ValueError):
                 if int(lock.read_text()) in pids:
                     found.append(str(lock.parent))
-    return found
+    return sorted(set(found))
 
 
 def _message(folder: Path) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from tqppo.config.compilation import Origin, Origins
 from tqppo.config.diagnostics import Diagnostic, Severity, Span
@@ -26,10 +26,14 @@ class Context:
     unresolved: frozenset[str] = frozenset()  # keys, `section.*` for whole sections, `*` for everything
 
     def value(self, key: str) -> Any:
-        """The value of a dotted key."""
-        found: Any = self.config
-        for part in key.split("."):
-            found = found[part] if isinstance(found, dict) else getattr(found, part)
+        """The value of a dotted key. Names that a user gave, such as a teacher's, may have dots of their own."""
+        found, parts = cast(Any, self.config), key.split(".")
+        while parts:
+            taken = 1
+            if isinstance(found, dict):
+                taken = next((n for n in range(len(parts), 0, -1) if ".".join(parts[:n]) in found), 1)
+            part = ".".join(parts[:taken])
+            found, parts = found[part] if isinstance(found, dict) else getattr(found, part), parts[taken:]
         return found
 
     def origin(self, key: str) -> Origin | None:

@@ -99,7 +99,8 @@ class FileReader:
     def _extends(self, document: Document) -> list[tuple[str, Span]]:
         if "extends" not in document.values:
             return []
-        value, at = document.values["extends"], document.value_spans[("extends",)]
+        value = document.values["extends"]
+        at = document.value_spans.get(("extends",)) or document.key_span(("extends",))  # the second of a table
         names = [value] if isinstance(value, str) else value
         if isinstance(names, list) and all(isinstance(each, str) for each in names):
             named = enumerate(names[: MAX_FILES + 1])

@@ -11,6 +11,8 @@ from typing import Any, TypeVar, cast
 import ray
 
 from tqppo.errors import DataLost, TqppoError
+from tqppo.processes.host_memory import out_of_memory
+from tqppo.processes.ray_calls import ACTOR_GONE
 from tqppo.queue.link.calls import NoAnswer, Reply, Unresponsive, first_line, is_done
 
 T = TypeVar("T")
@@ -143,7 +145,7 @@ class RemoteReply(Reply[T]):
         try:
             answers()
         except ray.exceptions.RayError as error:
-            raise Unresponsive(f"{self.process} is gone: {first_line(error)}") from error
+            raise self._gone(error, Unresponsive) from error
 
     def _unresponsive(self) -> Unresponsive:
         waited_s = PING_WAITS * PING_WAIT_S
@@ -156,8 +158,11 @@ class RemoteReply(Reply[T]):
         cause = getattr(error, "cause", None)
         if isinstance(error, ray.exceptions.RayTaskError) and isinstance(cause, TqppoError):
             raise cause from error
-        if isinstance(error, (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError, OSError)):
-            raise DataLost(f"{self.process} is gone: {first_line(error)}") from error
+        if isinstance(error, (*ACTOR_GONE, ray.exceptions.ObjectLostError, OSError)):
+            raise self._gone(error, DataLost) from error
+
+    def _gone(self, error: BaseException, kind: type[TqppoError]) -> TqppoError:
+        return out_of_memory(error, self.process) or kind(f"{self.process} is gone: {first_line(error)}")
 
 
 class RayReply(RemoteReply[T]):

@@ -118,8 +118,8 @@ class ContextGroup:
 
     def share(self, micro: MicroBatch) -> Share:
         """This rank's positions of a micro-batch, and the outputs at them."""
-        assert micro.position_ids is None, "rows are apart and begin at position 0"
         n, width = micro.input_ids.shape
+        assert micro.position_ids is None or width == 1, "rows are apart and begin at position 0"
         tokens = functional.pad(micro.input_ids, (0, -width % self.size))
         places = torch.arange(self.place, tokens.shape[1], self.size, device=tokens.device)
         at = micro.outputs % width

@@ -18,7 +18,7 @@ from tqppo.processes.nodes import own_address
 from tqppo.protocols import Metrics
 from tqppo.queue.client import Queue
 from tqppo.queue.meta import BatchMeta
-from tqppo.space import full_disk
+from tqppo.space import exhausted
 from tqppo.workers.compute.worker import Worker, prepare_process
 from tqppo.workers.process import bridge
 from tqppo.workers.process.ranks import Ranks, join, leave, open_store
@@ -84,15 +84,15 @@ class RankProcess(Generic[W]):
 
     @contextmanager
     def _explained(self, name: str) -> Iterator[None]:
-        """Turn the error of a full GPU or disk into one that names the rank, the call and what to change."""
+        """Turn the error of a full GPU or disk, or of used-up descriptors, into one that says what to change."""
         try:
             yield
         except torch.OutOfMemoryError as error:
             raise out_of_memory(f"the GPU of {self._name}, in {name},", str(error).split(". ")[0]) from error
         except OSError as error:
-            if (full := full_disk(error)) is None:
+            if (known := exhausted(error)) is None:
                 raise
-            raise full from error
+            raise known from error
 
     def call(self, method: Callable[Concatenate[W, P], R], /, *arguments: P.args, **named: P.kwargs) -> R:
         with self._explained(method.__name__):
