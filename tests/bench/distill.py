@@ -1,12 +1,12 @@
 """What distillation saves: updates and CPU-seconds to the score of a GRPO run, from the same initial weights.
 
     make bench-distill
-    python tests/bench/distill.py [--parts learning overlap wire] [--seeds 41 42 …] [--methods top-k …]
+    python tests/bench/distill.py [--parts learning costs …] [--seeds 51 52 …] [--methods top-k …]
 
 `learning`: GRPO trains a tiny model to its score s and is the teacher from then on. Each method starts from GRPO's
 initial weights and trains until its held-out, sampled accuracy is 0.95 s. All roles run in this process, as with
 `tqppo train --in-process`; CPU-seconds are those of the steps, teachers included, without start-up and validation.
-`ray`: CPU-seconds of a step with each role in a process of its own. `overlap`: a step with scoring streamed, after
+`costs`: CPU-seconds of a step with each role in a process of its own. `overlap`: a step with scoring streamed, after
 generation and without. `wire`: bytes of vLLM's and SGLang's answers per scored token, as JSON and as arrays.
 """
 
@@ -17,262 +17,54 @@ import json
 import os
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("COLUMNS", "140")  # of a terminal that does not say: the table is wider than the usual 80
 
 import score
 import torch
-from harness import OUTPUT, cpu_seconds, interleaved, show
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from distill_methods import MEANING, METHODS, Curve, Supervised, compiled, config_of, initial_weights, live, train
+from harness import OUTPUT, interleaved, show
 from transformers.utils import logging
 
-from tqppo.config.compile import compile_config
-from tqppo.config.sections import Config
-from tqppo.data.prompts import DataSpec, Demonstration, demonstrations
+from tqppo.processes.hosting import Launcher
 from tqppo.processes.ray_launcher import RayLauncher
-from tqppo.run.build import build
 from tqppo.run.cluster import ray_cluster
-from tqppo.run.folder import new_run
 from tqppo.run.live import LiveRun
-from tqppo.tiny import warm_start
-from tqppo.tiny.model import TinyShape
-from tqppo.tiny.tokenizer import byte_tokenizer
+from tqppo.run.one_process import one_process
 
-SEEDS = (41, 42, 43, 44, 45)  # not used to choose a setting
-SCORE = "val-core/sort/acc/mean@1"
+PARTS = ("learning", "costs", "overlap", "wire")
+SEEDS = (51, 52, 53, 54, 55)  # not used to choose a setting
 SHARE = 0.95  # of GRPO's score
 FEWER_UPDATES, FEWER_CPU_S = 7.0, 3.0  # wanted, as factors
-PRIVILEGED = "{prompt}\nReference: {answer}"
-SHAPE: TinyShape = {"family": "llama", "hidden_size": 64, "num_layers": 2, "num_heads": 2, "tie_embeddings": True}
-WARM_STEPS, PLAIN_SHARE = 100, 20  # one demonstration in so many has no reference, so that sorting is left to learn
-Progress = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Method:
-    """How to learn, and for how long at most. `rows` are sampled a step, and each update has `update_rows`."""
-
-    settings: tuple[str, ...]
-    lr: float
-    rows: int
-    update_rows: int
-    max_steps: int
-    validate_every: int
-    preset: str = "base-tiny"
-    teacher: str = "grpo"  # or `student`: the initial weights, with a prompt that holds the answer
-
-    @property
-    def updates_per_step(self) -> int:
-        return self.rows // self.update_rows
-
-    @property
-    def description(self) -> str:
-        return f"lr {self.lr:g}, {self.rows} rows a step in {self.updates_per_step} updates"
-
-
-def distilling(loss: str, update: str, lr: float, *, max_steps: int = 120, teacher: str = "grpo") -> Method:
-    settings = (f"distillation.loss={loss}", f"distillation.update={update}", "distillation.top_k=32")
-    return Method(settings, lr, 256, 256, max_steps, 1, teacher=teacher)
-
-
-METHODS = {
-    "grpo": Method((), 1e-3, 256, 128, 400, 10, preset="quickstart"),
-    "sampled": distilling("k1", "policy_gradient", 1e-3, max_steps=240),
-    "top-k": distilling("forward_kl_topk", "supervised", 2e-3),
-    "full": distilling("forward_kl", "supervised", 2e-3),
-    "self": distilling("forward_kl_topk", "supervised", 2e-3, teacher="student"),
-    "sft": Method((), 2e-3, 256, 256, 240, 1),
-}
-MEANING = {
-    "grpo": "the quickstart preset from these weights",
-    "sampled": "teacher's log-probability of the sampled token, k1, policy gradient",
-    "top-k": "teacher's 32 likeliest tokens, forward KL",
-    "full": "whole vocabulary by hidden states, forward KL",
-    "self": "the initial weights with the answer in their prompt, top-32, forward KL",
-    "sft": "cross-entropy on the teacher's own answers, a bare loop in one process",
-}
-
-
-@dataclass
-class Curve:
-    """Held-out accuracy over a run, and what it cost until then."""
-
-    updates: list[int] = field(default_factory=list)
-    cpu_s: list[float] = field(default_factory=list)
-    scores: list[float] = field(default_factory=list)
-
-    def add(self, updates: int, cpu_s: float, found: float) -> None:
-        self.updates.append(updates)
-        self.cpu_s.append(cpu_s)
-        self.scores.append(found)
-
-    def reached(self, target: float) -> int | None:
-        """The place of the first validation with this score."""
-        return next((place for place, found in enumerate(self.scores) if found >= target), None)
-
-
-# -- the initial weights -----------------------------------------------------------------------------------------------
-
-
-def with_reference(example: Demonstration) -> Demonstration:
-    """The demonstration as a self-teacher's prompt has it."""
-    messages, answer = example
-    *before, last = messages
-    asked = PRIVILEGED.format(prompt=last["content"], answer=answer)
-    return [*before, {**last, "content": asked}], answer
-
-
-def initial_weights(seed: int, folder: Path) -> Path:
-    """A model that copies a reference and hardly sorts, so that one start serves every method."""
-    plain = demonstrations(DataSpec.of(compiled("base-tiny").data), seed=seed)
-    shown = [each if i % PLAIN_SHARE == 0 else with_reference(each) for i, each in enumerate(plain)]
-    return warm_start.prepare(folder, model=SHAPE, demonstrations=shown, steps=WARM_STEPS, seed=seed)
-
-
-# -- runs of tqppo -----------------------------------------------------------------------------------------------------
-
-
-def compiled(preset: str, *settings: str) -> Config:
-    compilation = compile_config(preset, overrides=list(settings), environ={})
-    assert compilation.config is not None, compilation.diagnostics
-    return compilation.config
-
-
-def config_of(method: Method, seed: int, start: Path, teacher: Path | None) -> Config:
-    settings = [f'model.path="{start}"', f"run.seed={seed}", f"actor.lr={method.lr}", *method.settings]
-    if teacher is not None:
-        settings += ["mode=distill", f"data.batch_size={method.rows}", "rollout.group_size=1"]
-        settings += ["actor.schedule=constant", f"actor.mini_batch_size={method.update_rows}"]
-        path, prompt = ("student", PRIVILEGED) if method.teacher == "student" else (str(teacher), "")
-        settings += [f'teachers.one.path="{path}"', f"teachers.one.prompt={toml_string(prompt)}"]
-    return compiled(method.preset, *settings)
-
-
-def toml_string(text: str) -> str:
-    return '"' + text.replace("\n", "\\n") + '"'
-
-
-@contextmanager
-def live(config: Config, scratch: Path, name: str) -> Iterator[LiveRun]:
-    """The parts of a run, built as `tqppo train` builds them."""
-    with ExitStack() as stack:
-        folder = new_run(scratch / "runs", name, preset="", model="")
-        yield build(
-            config,
-            folder,
-            folder.next_attempt(),
-            stack,
-            lambda text: nullcontext(lambda line: None),
-            launcher=RayLauncher(),
-        )
-
-
-def train(run: LiveRun, method: Method, target: float | None) -> Curve:
-    """Train until the target, or to the end without one."""
-    curve, cpu_s = Curve(), 0.0
-    curve.add(0, 0.0, run.validate()[SCORE])
-    for step in range(1, method.max_steps + 1):
-        began = cpu_seconds()
-        run.trainer.step(step)
-        cpu_s += cpu_seconds() - began
-        if step % method.validate_every == 0:
-            curve.add(step * method.updates_per_step, cpu_s, run.validate()[SCORE])
-            if target is not None and curve.scores[-1] >= target:
-                break
-    return curve
-
-
-# -- supervised training on the teacher's answers ----------------------------------------------------------------------
-
-
-class Supervised:
-    """Cross-entropy on answers that the teacher samples for the step's prompts, in this process."""
-
-    def __init__(self, seed: int, start: Path, teacher: Path, method: Method) -> None:
-        torch.manual_seed(seed)
-        self.method, self.tokenizer = method, byte_tokenizer()
-        data = DataSpec.of(compiled("base-tiny").data)
-        self.prompts = demonstrations(data, seed=seed)
-        self.held_out = [demonstrations(data, seed=seed, held_out=True)[i] for i in range(512)]
-        self.student, self.teacher = load(start), load(teacher)
-        self.optimizer = torch.optim.AdamW(
-            self.student.parameters(), lr=method.lr, betas=(0.9, 0.95), weight_decay=0.01
-        )
-
-    def train(self, target: float) -> Curve:
-        curve, cpu_s = Curve(), 0.0
-        curve.add(0, 0.0, self.accuracy())
-        for step in range(1, self.method.max_steps + 1):
-            began = cpu_seconds()
-            self.step(step)
-            cpu_s += cpu_seconds() - began
-            curve.add(step * self.method.updates_per_step, cpu_s, self.accuracy())
-            if curve.scores[-1] >= target:
-                break
-        return curve
-
-    def step(self, step: int) -> None:
-        rows, size = self.method.rows, self.method.update_rows
-        asked = [self.prompts[i % len(self.prompts)] for i in range((step - 1) * rows, step * rows)]
-        answers = self.answers(self.teacher, asked)
-        taught = [(messages, answer) for (messages, _), answer in zip(asked, answers, strict=True)]
-        for begin in range(0, rows, size):
-            tokens, labels = warm_start.batch(self.tokenizer, taught[begin : begin + size])
-            self.optimizer.zero_grad()
-            self.student(input_ids=tokens, labels=labels).loss.backward()
-            torch.nn.utils.clip_grad_norm_(self.student.parameters(), 1.0)
-            self.optimizer.step()
-
-    def accuracy(self) -> float:
-        answers = self.answers(self.student, self.held_out)
-        return statistics.mean(answer == right for answer, (_, right) in zip(answers, self.held_out, strict=True))
-
-    @torch.no_grad()
-    def answers(self, model: PreTrainedModel, asked: Sequence[Demonstration]) -> list[str]:
-        """Sampled at temperature 1; all prompts of the task have the same length."""
-        prompts = [
-            str(self.tokenizer.apply_chat_template(cast(Any, messages), tokenize=False, add_generation_prompt=True))
-            for messages, _ in asked
-        ]
-        tokens = self.tokenizer(prompts, add_special_tokens=False, return_tensors="pt")["input_ids"]
-        made = cast(Any, model).generate(
-            tokens, do_sample=True, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=8,
-            eos_token_id=self.tokenizer.eos_token_id, pad_token_id=self.tokenizer.pad_token_id,
-        )  # fmt: skip
-        return self.tokenizer.batch_decode(made[:, tokens.shape[1] :], skip_special_tokens=True)
-
-
-def load(folder: Path) -> PreTrainedModel:
-    open_model: Callable[..., PreTrainedModel] = AutoModelForCausalLM.from_pretrained
-    return open_model(folder, dtype=torch.float32)
+ALONE = "cluster.in_process=true"
 
 
 # -- learning ----------------------------------------------------------------------------------------------------------
 
 
-def learn(seed: int, names: Sequence[str], scratch: Path, progress: Progress) -> dict[str, Any]:
+def learn(seed: int, names: Sequence[str], scratch: Path, launcher: Launcher) -> dict[str, Any]:
     """Each method's figures at the target."""
     start = initial_weights(seed, scratch / f"start-{seed}")
     teacher = scratch / f"teacher-{seed}"
-    with live(config_of(METHODS["grpo"], seed, start, None), scratch, f"grpo-{seed}") as run:
+    with live(config_of(METHODS["grpo"], seed, start, None, ALONE), scratch, f"grpo-{seed}", launcher) as run:
         curves = {"grpo": train(run, METHODS["grpo"], None)}
         run.export(teacher)
     target = SHARE * curves["grpo"].scores[-1]
-    progress(f"seed {seed}: GRPO {curves['grpo'].scores[0]:.3f} → {curves['grpo'].scores[-1]:.3f}")
+    print(f"seed {seed}: GRPO {curves['grpo'].scores[0]:.3f} → {curves['grpo'].scores[-1]:.3f}")
     for name in names:
         method = METHODS[name]
         if name == "sft":
             curves[name] = Supervised(seed, start, teacher, method).train(target)
         else:
-            with live(config_of(method, seed, start, teacher), scratch, f"{name}-{seed}") as run:
+            with live(config_of(method, seed, start, teacher, ALONE), scratch, f"{name}-{seed}", launcher) as run:
                 curves[name] = train(run, method, target)
-        progress(f"seed {seed}: {name} {curves[name].scores[-1]:.3f} after {curves[name].updates[-1]} updates")
+        print(f"seed {seed}: {name} {curves[name].scores[-1]:.3f} after {curves[name].updates[-1]} updates")
     return {"seed": seed, "target": target, "curves": {name: asdict(curve) for name, curve in curves.items()}}
 
 
@@ -306,9 +98,10 @@ def learning_rows(results: Sequence[dict[str, Any]], names: Sequence[str]) -> li
 
 def learning(seeds: Sequence[int], names: Sequence[str], scratch: Path) -> dict[str, Any]:
     results = []
-    for seed in seeds:
-        results.append(learn(seed, names, scratch, print))
-        save({"learning": {"seeds": results}})  # what was measured stays if a later seed fails
+    with one_process(1, scratch / "logs") as launcher:
+        for seed in seeds:
+            results.append(learn(seed, names, scratch, launcher))
+            save({"learning": {"seeds": results}})  # what was measured stays if a later seed fails
     starts = [each["curves"]["grpo"]["scores"][0] for each in results]
     ends = [each["curves"]["grpo"]["scores"][-1] for each in results]
     show(
@@ -324,6 +117,42 @@ def learning(seeds: Sequence[int], names: Sequence[str], scratch: Path) -> dict[
 
 def spread_of_scores(values: Sequence[float]) -> str:
     return " ".join(f"{value:.2f}".lstrip("0") for value in values)
+
+
+# -- what a step costs -------------------------------------------------------------------------------------------------
+
+
+class Stepping:
+    """A run that takes its next step when it is called."""
+
+    def __init__(self, run: LiveRun) -> None:
+        self.run, self.steps = run, 0
+
+    def __call__(self) -> None:
+        self.steps += 1
+        self.run.trainer.step(self.steps)
+
+
+def costs(scratch: Path, repeats: int = 30) -> dict[str, float]:
+    """CPU-seconds of a step of GRPO and of top-k, each role a Ray actor, the teacher's weights being the student's."""
+    start = initial_weights(SEEDS[0], scratch / "start-costs")
+    with ExitStack() as stack:
+        ways = {
+            name: Stepping(
+                stack.enter_context(
+                    live(config_of(METHODS[name], SEEDS[0], start, teacher), scratch, f"costs-{name}", RayLauncher())
+                )
+            )
+            for name, teacher in (("grpo", None), ("top-k", start))
+        }
+        timings = interleaved(ways, repeats=repeats)
+    found = {name: timing.cpu for name, timing in timings.items()}
+    show(
+        "CPU-seconds of a step, with each role in a process of its own",
+        ["", "settings", "CPU-s"],
+        [[name, METHODS[name].description, cpu_s] for name, cpu_s in found.items()],
+    )
+    return found
 
 
 # -- overlap -----------------------------------------------------------------------------------------------------------
@@ -362,8 +191,8 @@ def overlap(scratch: Path, repeats: int = 7) -> dict[str, Any]:
     teacher = ("mode=distill", "distillation.loss=forward_kl_topk", 'teachers.one.path="student"')
     no_teacher = ("mode=grpo", "algorithm.advantage=reinforce_plus_plus")
     with (
-        live(compiled("base-tiny", *OVERLAP, *teacher), scratch, "scored") as scored,
-        live(compiled("base-tiny", *OVERLAP, *no_teacher), scratch, "bare") as bare,
+        live(compiled("base-tiny", *OVERLAP, *teacher), scratch, "scored", RayLauncher()) as scored,
+        live(compiled("base-tiny", *OVERLAP, *no_teacher), scratch, "bare", RayLauncher()) as bare,
     ):
         ways = {
             "streamed": Generating(scored, batch_rows=32),
@@ -404,9 +233,7 @@ def wire() -> dict[str, Any]:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--parts", nargs="+", choices=("learning", "overlap", "wire"), default=["learning", "overlap", "wire"]
-    )
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
     methods = [name for name in METHODS if name != "grpo"]
     parser.add_argument("--methods", nargs="+", choices=methods, default=methods)
@@ -421,10 +248,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="tqppo-bench-") as folder, ExitStack() as stack:
         scratch = Path(folder)
         (scratch / "logs").mkdir()
-        if {"learning", "overlap"} & set(chosen.parts):
-            stack.enter_context(ray_cluster("", num_cpus=12, object_store_bytes=0, logs=scratch / "logs"))
         if "learning" in chosen.parts:
             figures["learning"] = learning(chosen.seeds, chosen.methods, scratch)
+        if {"costs", "overlap"} & set(chosen.parts):
+            stack.enter_context(ray_cluster("", num_cpus=12, object_store_bytes=0, logs=scratch / "logs"))
+        if "costs" in chosen.parts:
+            figures["costs"] = costs(scratch)
         if "overlap" in chosen.parts:
             figures["overlap"] = overlap(scratch)
     if "wire" in chosen.parts:
