@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tqppo.config.compile import compile_config
-from tqppo.config.placement import placement_of, placement_text
+from tqppo.config.placement import placement_of, placement_text, ranks_per_copy
 from tqppo.config.plan.plan import make_plan
 from tqppo.config.read.presets import list_presets
 from tqppo.config.sections import Config
@@ -104,3 +104,22 @@ def test_the_plan_shows_nodes_roles_and_idle_gpus() -> None:
         "  idle       node 1: 0-7",
     ]
     assert plan.as_dict()["placement"]["roles"]["actor"][1][0] == {"node": 0, "index": 1}
+
+
+WIDE = ("cluster.gpus_per_node=4", "cluster.nodes=2", "cluster.shard_within_nodes=true", "rollout.backend=vllm")
+
+
+def test_ranks_share_a_copy_within_their_node() -> None:
+    config = config_of(*WIDE, "actor.ranks=8", "rollout.replicas=8")
+    assert ranks_per_copy(config, "actor") == 4
+    assert ranks_per_copy(config_of(*WIDE, "actor.ranks=4"), "actor") == 4, "all of them sit on the first node"
+    assert ranks_per_copy(config_of(*WIDE[:2], "actor.ranks=8"), "actor") == 8
+    assert ranks_per_copy(config_of("cluster.nodes=2", WIDE[2], "actor.ranks=4"), "actor") == 2
+
+
+def test_unequal_shares_of_nodes_and_a_single_node_are_errors() -> None:
+    found = compile_config(None, [], [*WIDE, "actor.ranks=6"], {}).diagnostics
+    (problem,) = [each for each in found if each.code == "E425"]
+    assert problem.message == "nodes have different numbers of the 6 ranks of actor, and so cannot hold a copy each"
+    alone = compile_config(None, [], ["cluster.shard_within_nodes=true"], {}).diagnostics
+    assert any("one node holds one copy" in each.message for each in alone)

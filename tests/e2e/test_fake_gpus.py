@@ -17,9 +17,15 @@ TWO = (
     *("algorithm.kl_loss=k3", "algorithm.kl_loss_coef=0.001", "reference.ranks=2"),
 )
 TINY = (
-    *("model.path=tiny", "data.train=task:sort", "data.task_args={digits=3}", "data.batch_size=16", "data.size=64"),
+    *(
+        "model.path=tiny",
+        "data.train=task:sort",
+        "data.task_args={partial_credit=true}",
+        "data.batch_size=16",
+        "data.size=64",
+    ),
     *("rollout.backend=embedded", "rollout.tensor_parallel=1", "rollout.replicas=8", "rollout.max_new_tokens=6"),
-    *("reward.function=exact_match", "validation.data=", "validation.num_prompts=8", "validation.interval=0"),
+    *("reward.function=", "validation.data=", "validation.num_prompts=8", "validation.interval=0"),
     *("actor.mini_batch_size=8", "warm_start.steps=4", "data.max_prompt_tokens=16", "run.max_steps=2"),
 )
 
@@ -53,6 +59,12 @@ def test_a_fake_gpu_that_is_too_small_ends_the_run_with_the_sum(cli: Cli, monkey
     assert "Traceback" not in said
 
 
+def trained(cli: Cli, name: str) -> bool:
+    """Whether some update has moved the weights, and so made the optimizer's state."""
+    lines = (cli.runs / name / "metrics.jsonl").read_text().splitlines()
+    return any(json.loads(line).get("actor/grad_norm", 0.0) > 0 for line in lines)
+
+
 def parts(cli: Cli, name: str, step: int) -> int:
     """How many ranks saved the actor."""
     return len(list((cli.runs / name / "checkpoints" / f"step_{step:06d}" / "actor").glob("model*.safetensors")))
@@ -78,14 +90,40 @@ def test_the_preset_for_eight_gpus_trains_to_its_end_on_fake_ones(
     cli: Cli, preset: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(COUNT, "8")
-    critic = ["critic.mini_batch_size=8"] if preset == "ppo-7b" else []
+    critic = ["critic.mini_batch_size=8", "critic.warmup_only_steps=1"] if preset == "ppo-7b" else []
     cli.run("train", "--preset", preset, "--name", "mine", *settings([*TINY, *critic]), timeout_s=850)
     assert steps(cli, "mine")[-1] == 2
+    assert trained(cli, "mine")
     assert parts(cli, "mine", 2) == 8
     monkeypatch.setenv(COUNT, "4")
     roles = ["actor.ranks", "critic.ranks" if preset == "ppo-7b" else "reference.ranks", "rollout.replicas"]
     fewer = settings([f"{key}=4" for key in (*roles, "cluster.gpus_per_node")])
     said = cli.run("resume", "--checkpoint", "mine", "--max-steps", "3", *fewer, timeout_s=850)
     assert "up to rounding, and no longer to the bit" in " ".join(said.split())
+    assert steps(cli, "mine")[-1] == 3
+    assert parts(cli, "mine", 3) == 4
+
+
+def teacher(name: str, task: str, replicas: int) -> list[str]:
+    """The model itself, which reads the answer in its prompt."""
+    given = {"path": "student", "backend": "embedded", "tensor_parallel": 1, "replicas": replicas}
+    given |= {"match": f'["{task}"]', "prompt": '"{prompt} {answer}"'}
+    return [f"teachers.{name}.{key}={value}" for key, value in given.items()]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_a_student_and_its_pool_of_teachers_train_on_fake_gpus(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    teachers = [*teacher("math", "sort", 2), *teacher("code", "reverse", 1), "distillation.gpus_per_node=3"]
+    tasks = ['data.train=["task:sort","task:reverse"]', "distillation.top_k=8", "cluster.address="]
+    monkeypatch.setenv(COUNT, "11")
+    chosen = settings([*TINY, *tasks, *teachers])
+    cli.run("train", "--preset", "distill-7b", "--name", "mine", *chosen, timeout_s=850)
+    assert steps(cli, "mine")[-1] == 2
+    assert trained(cli, "mine")
+    assert parts(cli, "mine", 2) == 8
+    monkeypatch.setenv(COUNT, "7")
+    fewer = settings([f"{key}=4" for key in ("actor.ranks", "rollout.replicas", "cluster.gpus_per_node")])
+    cli.run("resume", "--checkpoint", "mine", "--max-steps", "3", *fewer, timeout_s=850)
     assert steps(cli, "mine")[-1] == 3
     assert parts(cli, "mine", 3) == 4

@@ -31,9 +31,13 @@ def kill(process: subprocess.Popen[str]) -> None:
 def kill_during(moment: str, process: subprocess.Popen[str], cli: Cli, name: str) -> None:
     """At a random point of a step, or in the middle of a save."""
     before = lines(cli, name)
-    if moment == "save":
+    if moment in ("save", "background save"):
         folder = cli.runs / name / "checkpoints"
-        saving = lambda: any(folder.glob(".partial-*/actor")) or process.poll() is not None  # noqa: E731
+
+        def saving() -> bool:
+            is_second = (folder / "latest").exists()  # a run that is killed in its first save has nothing to go on from
+            return (is_second and any(folder.glob(".partial-*/actor"))) or process.poll() is not None
+
         wait_until(saving, "a save", interval_s=0.0005)
     else:
         saved = cli.runs / name / "checkpoints" / "latest"
@@ -55,6 +59,7 @@ EMPHASIS = {
     "generation": ['reward.function="slow.py:slow"'],
     "update": ["actor.epochs=40"],
     "save": [],
+    "background save": ["checkpoint.background=true"],
 }
 
 
@@ -65,6 +70,7 @@ EMPHASIS = {
         pytest.param("grpo", "simple", ["update", "update"], marks=pytest.mark.long),
         pytest.param("grpo", "ray", ["save"], marks=pytest.mark.long),
         pytest.param("ppo", "simple", ["save", "update"], marks=pytest.mark.long),
+        pytest.param("ppo", "simple", ["background save", "background save"], marks=pytest.mark.long),
         pytest.param("ppo", "ray", ["generation"], marks=pytest.mark.long),
     ],
 )

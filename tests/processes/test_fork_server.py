@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from tqppo.processes import fork_server as server_module
+from tqppo.processes import forked_worker
 from tqppo.processes.fork_server import fork_server, has_server
 from tqppo.processes.forked_worker import SERVER, ask, ray_script
 
@@ -91,17 +92,48 @@ def test_a_process_has_one_server_of_its_own(monkeypatch: pytest.MonkeyPatch) ->
     assert os.environ[SERVER] == "tqppo-fork-1-of-another-process"
 
 
+def test_a_server_that_stands_still_is_given_up_and_forks_nothing_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(f"open({str(tmp_path / 'ran')!r}, 'a').write('x')\n")
+    with fork_server(["colorsys"]):
+        address = os.environ[SERVER]
+        assert ask(address, str(script), [])
+        (server,) = (each for each in psutil.Process().children() if "fork_server" in " ".join(each.cmdline()))
+        server.suspend()
+        monkeypatch.setattr(forked_worker, "ANSWER_TIMEOUT_S", 0.2)
+        assert not ask(address, str(script), [])
+        server.resume()
+        monkeypatch.undo()
+        assert ask(address, str(script), [])  # answered in turn, after the one that was given up
+        deadline = time.monotonic() + 30
+        while not (tmp_path / "ran").exists() or (tmp_path / "ran").read_text() != "xx":
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        time.sleep(0.2)
+        assert (tmp_path / "ran").read_text() == "xx"
+
+
 def test_the_script_of_ray_is_found_without_ray() -> None:
     assert Path(ray_script()).is_file()
 
 
-def test_a_server_that_imported_ray_forks_nothing(tmp_path: Path) -> None:
-    (tmp_path / "ray_user.py").write_text("import sys\nsys.modules['ray'] = sys\n")
-    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", path)
-        with fork_server(["ray_user"]):
-            assert started(tmp_path)["parent"] == os.getpid()
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import sys\nsys.modules['ray'] = sys\n",
+        "import threading, time\nthreading.Thread(target=time.sleep, args=[9]).start()\n",
+    ],
+    ids=["ray", "threads"],
+)
+def test_a_server_that_cannot_be_forked_forks_nothing(
+    code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "their_backend.py").write_text(code)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    with fork_server(["their_backend"]):
+        assert started(tmp_path)["parent"] == os.getpid()
 
 
 def test_strangers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,7 @@ from tqppo.run.lock import RunLock
 
 OURS = Path(tqppo.__file__).parent
 WATCHED = {str(OURS / "space.py"), str(OURS / "metrics" / "files.py"), *map(str, (OURS / "run").glob("*.py"))}
+BACKGROUND = "checkpoint.background=true"
 STEPS = ("run.max_steps=3", "checkpoint.keep_last=9")
 
 
@@ -134,9 +135,10 @@ def remembering(compile_config: Callable[..., Compilation]) -> Callable[..., Com
 
 
 def trials(folder: Path) -> dict[str, Trial]:
-    fresh, earlier = Rehearsal(folder / "train"), Rehearsal(folder / "resume")
-    fresh.install()  # serves both
+    fresh, earlier, behind = (Rehearsal(folder / name) for name in ("train", "resume", "background"))
+    fresh.install()  # serves all
     compilation = fresh.compiled("mine", *STEPS)
+    in_background = behind.compiled("mine", *STEPS, "run.max_steps=5", "checkpoint.interval=2", BACKGROUND)
     assert in_a_child(lambda: earlier.train("mine", *STEPS)) == 0
     (earlier.runs / "mine").rename(earlier.runs / "complete")
 
@@ -145,6 +147,7 @@ def trials(folder: Path) -> dict[str, Trial]:
 
     return {
         "train": Trial(fresh, lambda: None, lambda: start.train(compilation)),
+        "background": Trial(behind, lambda: None, lambda: start.train(in_background)),
         "resume": Trial(earlier, copy_complete, lambda: earlier.resume("mine/checkpoints/step_000001")),
     }
 

@@ -24,6 +24,25 @@ from tqppo.space import Digest
 
 
 @dataclass
+class StandInPart:
+    """What a run writes in the background: all of it when it is looked at for the second time."""
+
+    folder: Path
+    weight: int
+    happens: Callable[[str], None]
+    is_seen: bool = False
+
+    def written(self, wait_s: float) -> dict[str, Digest] | None:
+        if not self.is_seen:
+            self.is_seen = True
+            (self.folder / "actor" / "model").write_text("weights of ")
+            return None
+        self.happens(f"write {self.folder.name.split('-')[1]}")
+        (self.folder / "actor" / "model").write_text(f"weights of {self.weight}")
+        return {}
+
+
+@dataclass
 class StandIn:
     """What `build` returns. It says what it does to `happens`, which may raise, send signals or fill the disk."""
 
@@ -50,6 +69,11 @@ class StandIn:
         self.happens(f"save {folder.name.split('-')[1]}")
         (folder / "actor" / "model").write_text(f"weights of {self.weight}")
         return {}
+
+    def begin_save(self, folder: Path) -> StandInPart:
+        self.happens(f"copy {folder.name.split('-')[1]}")
+        (folder / "actor").mkdir()
+        return StandInPart(folder, self.weight, self.happens)
 
     def load(self, folder: Path, driver_state: dict[str, Any], step: int) -> None:
         self.happens("load")

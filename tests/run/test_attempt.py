@@ -18,7 +18,7 @@ from run.rehearsal import Rehearsal, contents, left_behind
 from tqppo.config.plan.budget import make_budget
 from tqppo.config.plan.machine import Machine
 from tqppo.config.plan.memory import total
-from tqppo.errors import CheckpointError, LockLost, OutOfSpace, PreflightError, TqppoError
+from tqppo.errors import CheckpointError, EngineError, LockLost, OutOfSpace, PreflightError, TqppoError
 from tqppo.run import start
 from tqppo.run.checkpoint import CheckpointStore
 from tqppo.run.lock import RunLock
@@ -269,6 +269,62 @@ def test_a_checkpoint_without_room_ends_the_run_or_is_left_out_and_the_last_good
     assert rehearsal.saved("goes-on") == ["step_000002", "step_000004"]
     assert rehearsal.resume("stops") == 0
     assert rehearsal.result("stops") == rehearsal.result("goes-on")
+
+
+IN_BACKGROUND = "checkpoint.background=true"
+
+
+def test_a_run_that_saves_in_the_background_has_the_same_results_and_checkpoints(rehearsal: Rehearsal) -> None:
+    settings = ("run.max_steps=5", "checkpoint.interval=2", "checkpoint.keep_last=9")
+    assert rehearsal.train("at-once", *settings) == 0
+    rehearsal.seen.clear()
+    assert rehearsal.train("behind", *settings, IN_BACKGROUND) == 0
+    order = ["copy step_000002", "step 3", "step 4", "write step_000002", "copy step_000004", "step 5"]
+    assert rehearsal.seen[3:] == [*order, "write step_000004", "save step_000005", "export"]
+    assert rehearsal.result("behind") == rehearsal.result("at-once")
+    for name in rehearsal.saved("at-once"):
+        folders = [rehearsal.folder(run).checkpoints / name for run in ("at-once", "behind")]
+        assert contents(folders[0], "MANIFEST") == contents(folders[1], "MANIFEST")
+
+
+def test_a_checkpoint_in_the_background_without_room_ends_the_run_in_a_later_step_or_is_left_out(
+    rehearsal: Rehearsal,
+) -> None:
+    settings = ("run.max_steps=7", "checkpoint.interval=2", IN_BACKGROUND)
+    rehearsal.troubles["write step_000004"] = fails_with(NO_SPACE)
+    with pytest.raises(OutOfSpace, match="the checkpoint of step 4 was not written: "):
+        rehearsal.train("stops", *settings)
+    assert rehearsal.steps("stops") == [0, 1, 2, 3, 4, 5, 6]
+    assert rehearsal.saved("stops") == ["step_000002"]
+    rehearsal.troubles["write step_000004"] = fails_with(NO_SPACE)
+    assert rehearsal.train("goes-on", *settings, 'checkpoint.on_full_disk="continue"') == 0
+    assert rehearsal.saved("goes-on") == ["step_000006", "step_000007"]
+    assert rehearsal.resume("stops") == 0
+    assert rehearsal.result("stops") == rehearsal.result("goes-on")
+
+
+def test_a_run_that_fails_completes_the_checkpoint_under_way(rehearsal: Rehearsal) -> None:
+    rehearsal.troubles["step 3"] = fails_with(EngineError("the engine is gone"))
+    with pytest.raises(EngineError, match="the engine is gone"):
+        rehearsal.train("mine", "checkpoint.interval=2", IN_BACKGROUND)
+    assert rehearsal.saved("mine") == ["step_000002"]
+    rehearsal.troubles |= {"step 3": fails_with(EngineError("gone again")), "write step_000002": fails_with(NO_SPACE)}
+    with pytest.raises(EngineError, match="gone again"):
+        rehearsal.train("other", "checkpoint.interval=2", IN_BACKGROUND)
+    assert rehearsal.saved("other") == []
+
+
+def test_ctrl_c_waits_for_the_checkpoint_under_way(rehearsal: Rehearsal) -> None:
+    settings = ("checkpoint.interval=2", "checkpoint.save_on_exit=false", IN_BACKGROUND)
+    rehearsal.troubles["step 3"] = lambda: os.kill(os.getpid(), signal.SIGINT)
+    assert rehearsal.train("mine", *settings) == 130
+    assert rehearsal.saved("mine") == ["step_000002"]
+    rehearsal.troubles |= {
+        "step 3": lambda: os.kill(os.getpid(), signal.SIGINT),
+        "write step_000002": lambda: os.kill(os.getpid(), signal.SIGINT),  # a second one
+    }
+    assert rehearsal.train("aborted", *settings) == 130
+    assert rehearsal.saved("aborted") == []
 
 
 def test_a_resume_does_not_ask_for_the_room_that_its_own_checkpoints_take(

@@ -7,8 +7,6 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-import torch
-from disks import files_of_at_most
 
 from tqppo.data.prompts import Prompt
 from tqppo.errors import CheckpointError, OutOfSpace
@@ -16,13 +14,12 @@ from tqppo.processes.in_order import AtOnce
 from tqppo.protocols import Sampling
 from tqppo.queue.client import Queue
 from tqppo.rollout.assignment import Assignment
-from tqppo.run.live import LiveRun, SavedPart, Validator, save_learner, timings
+from tqppo.run.live import LiveRun, Validator, timings
 from tqppo.space import Digest
 from tqppo.trainers.ahead import PromptsInFlight, RolloutAhead
 from tqppo.trainers.side_by_side import Clock
-from tqppo.weights import file as tensorfile
-from tqppo.weights.file import Entry
-from tqppo.workers.process.ranks import Ranks
+from tqppo.workers.compute.learner import Learner
+from tqppo.workers.compute.saving import SavedPart
 
 
 def test_the_step_is_the_wall_clock_and_the_rest_is_other() -> None:
@@ -73,15 +70,10 @@ def test_a_validation_reports_sampled_and_greedy_apart_and_leaves_no_rows() -> N
     queue.close()
 
 
-class SavedLearner:
-    """A learner of one rank whose state is one tensor."""
-
-    ranks = Ranks(0, 1)
-
-    def save(self, folder: str) -> dict[str, Digest]:
-        Path(folder).mkdir()
-        file = Path(folder) / "model.safetensors"
-        return {file.name: tensorfile.write_hashed(file, [Entry.of("w", torch.ones(1000))], {})}
+PARTS = (SavedPart({"part-1": Digest(1, "a")}), SavedPart({"part-2": Digest(2, "b")}))
+WRITTEN = {
+    f"{role}/{name}": each for role in ("actor", "critic") for part in PARTS for name, each in part.files.items()
+}
 
 
 class Elsewhere:
@@ -91,10 +83,10 @@ class Elsewhere:
         self.says, self.folders = says, list[Path]()
 
     def call_each(self, method: Any, folder: str) -> list[SavedPart]:
-        assert method is save_learner
+        assert method is Learner.try_save
         assert Path(folder).is_dir(), "the driver makes it: a worker that finds no room for it would end"
         self.folders.append(Path(folder))
-        return [SavedPart({"part-1": Digest(1, "a")}), SavedPart({"part-2": Digest(2, "b")}, self.says)]
+        return [PARTS[0], SavedPart(PARTS[1].files, self.says)]
 
 
 def live(actor: Any, critic: Any) -> LiveRun:
@@ -111,20 +103,40 @@ def test_a_role_that_finds_no_room_ends_the_save_and_not_the_run(tmp_path: Path)
     assert [path.name for path in actor.folders + critic.folders] == ["actor", "critic"]
     assert not (tmp_path / "one" / "queue").exists()
     critic.says = ""
-    written = run.save(tmp_path / "two")
-    assert written == {
-        f"{role}/part-{n}": Digest(n, sha) for role in ("actor", "critic") for n, sha in ((1, "a"), (2, "b"))
-    }
+    assert run.save(tmp_path / "two") == WRITTEN
     assert (tmp_path / "two" / "queue" / "queue.json").is_file()
     run.queue.close()
 
 
-def test_a_save_without_room_is_said_and_not_raised_so_that_the_worker_lives_on(tmp_path: Path) -> None:
-    learner: Any = SavedLearner()
-    saved = save_learner(learner, str(tmp_path / "first"))
-    assert saved == SavedPart({"model.safetensors": Digest.of(tmp_path / "first" / "model.safetensors")})
-    with files_of_at_most(100):
-        assert f"{tmp_path / 'second'} has no room for" in save_learner(learner, str(tmp_path / "second")).problem
+class Writing(Elsewhere):
+    """A role of two ranks that save in the background; the second has written after a number of looks."""
+
+    looks = 1
+
+    def call_each(self, method: Any, folder: str) -> list[SavedPart]:
+        assert method is Learner.begin_save
+        assert Path(folder).is_dir()
+        return []
+
+    def ask_each(self, method: Any, wait_s: float) -> list[SavedPart | None]:
+        assert method is Learner.saved
+        self.looks -= 1
+        return [PARTS[0], None if self.looks >= 0 else SavedPart(PARTS[1].files, self.says)]
+
+
+def test_parts_are_complete_when_every_rank_of_every_role_has_written(tmp_path: Path) -> None:
+    actor, critic = Writing(), Writing("no room for the critic")
+    run = live(actor, critic)
+    saving = run.begin_save(tmp_path / "one")
+    assert saving.written(0.0) is None
+    with pytest.raises(OutOfSpace, match="no room for the critic"):
+        saving.written(0.0)
+    critic.says = ""
+    assert saving.written(0.0) == WRITTEN
+    assert (tmp_path / "one" / "queue" / "queue.json").is_file()
+    actor.looks, critic.looks, critic.says = 1, 0, "no room"
+    assert saving.written(0.0) is None, "while one rank writes, its folder must stay"
+    run.queue.close()
 
 
 class Resting:

@@ -23,7 +23,7 @@ def ended_at(folder: Path, how: str, stride: int, first: int) -> list[str]:
 @pytest.mark.parametrize(("how", "first"), [("kill", 3), ("ctrl-c", 47)])
 def test_a_run_that_is_ended_at_some_lines_is_resumed_to_the_same_bytes(tmp_path: Path, how: str, first: int) -> None:
     said = ended_at(tmp_path, how, 97, first)
-    assert [line.partition(":")[0] for line in said] == ["train", "resume"], "\n".join(said)
+    assert [line.partition(":")[0] for line in said] == ["train", "background", "resume"], "\n".join(said)
 
 
 @pytest.mark.long
@@ -31,4 +31,4 @@ def test_a_run_that_is_ended_at_some_lines_is_resumed_to_the_same_bytes(tmp_path
 @pytest.mark.parametrize("how", ["kill", "ctrl-c"])
 def test_a_run_that_is_ended_at_any_line_is_resumed_to_the_same_bytes(tmp_path: Path, how: str) -> None:
     said = ended_at(tmp_path, how, 3, 1)
-    assert [line.partition(":")[0] for line in said] == ["train", "resume"], "\n".join(said)
+    assert [line.partition(":")[0] for line in said] == ["train", "background", "resume"], "\n".join(said)

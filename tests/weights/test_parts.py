@@ -38,7 +38,7 @@ def test_rows_are_read_over_the_borders_of_parts(tmp_path: Path) -> None:
 
 
 def test_a_single_rank_writes_one_plain_file_and_its_hash(tmp_path: Path) -> None:
-    written = parts.save(tmp_path, "model", {"w": TENSOR, "n": torch.tensor(2)})
+    written = parts.part_of("model", {"w": TENSOR, "n": torch.tensor(2)}).write(tmp_path)
     assert written == {"model.safetensors": Digest.of(tmp_path / "model.safetensors")}
     tensorfile.write(tmp_path / "plain", [Entry.of("w", TENSOR), Entry.of("n", torch.tensor(2))])
     assert (tmp_path / "plain").read_bytes() == (tmp_path / "model.safetensors").read_bytes()
@@ -47,7 +47,7 @@ def test_a_single_rank_writes_one_plain_file_and_its_hash(tmp_path: Path) -> Non
 
 def test_what_every_rank_has_whole_is_written_by_the_first(tmp_path: Path) -> None:
     for rank in range(2):
-        parts.save(tmp_path, "model", {"n": torch.tensor(2)}, rank=rank, size=2)
+        parts.part_of("model", {"n": torch.tensor(2)}, rank=rank, size=2).write(tmp_path)
     assert Parts.open(tmp_path, "model").whole("n") == 2
 
 

@@ -45,6 +45,20 @@ def placement_of(config: Config) -> Placement:
     return Placement(tuple(gpus), roles, unplaced)
 
 
+def ranks_per_copy(config: Config, role: str) -> int:
+    """Ranks that share one copy of a role's state: all, or with `cluster.shard_within_nodes` those of each node.
+
+    0 if the nodes have different numbers of the role's ranks.
+    """
+    if not config.cluster.shard_within_nodes:
+        return facts.section_of(config, role).ranks
+    seats = placement_of(config).roles[role]
+    if not config.cluster.gpus_per_node:  # nodes without GPUs get equal shares
+        return 0 if len(seats) % config.cluster.nodes else len(seats) // config.cluster.nodes
+    on_nodes = {len(list(ranks)) for _, ranks in groupby(seats, key=lambda seat: seat[0].node if seat else -1)}
+    return on_nodes.pop() if len(on_nodes) == 1 else 0
+
+
 def runs_at_once(config: Config) -> bool:
     """Whether roles compute at the same time: each has processes of its own, no two of them share a GPU, and they have
     a core for each of their threads or one thread each."""

@@ -497,6 +497,9 @@ class CheckpointSection(Section):
     """Checkpoints at multiples of this step count are never deleted. 0: none."""
     save_on_exit: bool = True
     """Save at the end and after the first Ctrl-C or SIGTERM."""
+    background: bool = False
+    """Write while training goes on, from a copy of weights and optimizer state in the nodes' memory. One checkpoint at
+    a time; it exists once a later step finds every rank's part written."""
     on_full_disk: Literal["stop", "continue"] = "stop"
     """When the disk is full: end the run, or go on without what does not fit. Earlier checkpoints stay."""
     export: bool = True
@@ -525,6 +528,9 @@ class ClusterSection(Section):
     """CPUs that Ray counts for one worker process."""
     colocate: bool = True
     """Roles and engines share the node's GPUs, taking turns; off: each has its own."""
+    shard_within_nodes: bool = False
+    """Each node holds a whole copy of every role's weights and optimizer state, sharded over its ranks (HSDP); off: all
+    ranks share one copy. On, nodes exchange gradients only, and each GPU holds more."""
     in_process: bool = False
     """All roles and the engine run in the command's own process, without Ray and with the same results: the fastest
     start for small models on CPUs, and a debugger reaches everything. `train --in-process` sets it."""

@@ -24,6 +24,7 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -35,7 +36,8 @@ from tqppo.processes.forked_worker import ANSWER, MAX_REQUEST, SERVER
 from tqppo.processes.garbage import spare_what_started, spared_while_importing
 from tqppo.processes.lifeline import end_children
 
-START = f"import sys; del sys.path[0]; from {__name__} import main; main()"  # modules of the user's folder hide none
+# Without the folder that the user is in: a module there would hide one of the same name.
+START = f"import sys; sys.path[:] = filter(None, sys.path); from {__name__} import main; main()"
 BACKLOG = 128
 CREDENTIALS = struct.Struct("3i")  # of SO_PEERCRED: process, user, group
 
@@ -61,6 +63,8 @@ def fork_server(modules: Sequence[str]) -> Iterator[None]:
             [sys.executable, "-c", START, str(listener.fileno()), *modules],
             env={**os.environ, **threads},
             stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,  # what imports say, the driver's own say as well
             pass_fds=[listener.fileno()],
             start_new_session=True,
         )
@@ -137,11 +141,13 @@ def serve(server: socket.socket) -> WorkerRequest | None:
             if not _is_own(connection):
                 continue
             request = WorkerRequest.read(connection)
-            if os.fork() == 0:
+            is_awaited = not _has_hung_up(connection)
+            if is_awaited and os.fork() == 0:
                 return request
             for stream in request.streams:
                 os.close(stream)
-            connection.sendall(ANSWER)
+            if is_awaited:
+                connection.sendall(ANSWER)
 
 
 def _is_own(connection: socket.socket) -> bool:
@@ -151,13 +157,21 @@ def _is_own(connection: socket.socket) -> bool:
     return bool(user == os.getuid())
 
 
+def _has_hung_up(connection: socket.socket) -> bool:
+    """Whether the asking process has ended or given up: its worker has started otherwise."""
+    try:
+        return connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+    except BlockingIOError:
+        return False
+
+
 def main() -> None:
     listener, *modules = sys.argv[1:]
     with socket.socket(fileno=int(listener)) as server:
         with spared_while_importing():
             for name in modules:
                 import_module(name)
-        if "ray" in sys.modules:  # of somebody's back end: its workers start as Ray does it
+        if "ray" in sys.modules or threading.active_count() > 1:  # of somebody's back end: workers start as Ray does it
             return
         spare_what_started()  # a collection would write into pages that the children share
         request = serve(server)

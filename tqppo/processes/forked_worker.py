@@ -16,6 +16,7 @@ import sys
 SERVER = "TQPPO_FORK_SERVER"  # the variable with the server's address
 ANSWER = b"forked"
 MAX_REQUEST = 2**20
+ANSWER_TIMEOUT_S = 40.0  # a server imports for seconds on a busy machine; a raylet waits a minute for its worker
 
 
 def ray_script() -> str:
@@ -40,6 +41,7 @@ def ask(address: str, script: str, arguments: list[str]) -> bool:
     }
     try:
         with socket.socket(socket.AF_UNIX) as server:
+            server.settimeout(ANSWER_TIMEOUT_S)
             server.connect(f"\0{address}")
             data = json.dumps(request).encode() + b"\n"
             sent = socket.send_fds(server, [data], [0, 1, 2])

@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from tqppo.config import facts
 from tqppo.config.sections import Config
@@ -23,6 +23,7 @@ from tqppo.processes import ray_health
 from tqppo.processes.garbage import spare_what_started, spared_while_importing
 from tqppo.processes.hosting import Launcher
 from tqppo.protocols import Metrics
+from tqppo.run.background import BackgroundSave
 from tqppo.run.checkpoint import Checkpoint, CheckpointStore
 from tqppo.run.cluster import Hooks
 from tqppo.run.folder import RunFolder
@@ -31,12 +32,12 @@ from tqppo.run.lock import RunLock
 from tqppo.run.loop import Loop, Schedule
 from tqppo.run.picture import EXAMPLE, subtitle
 from tqppo.run.signals import Aborted, StopRequest
-from tqppo.space import Digest
 
 if TYPE_CHECKING:
     from tqppo.run.live import LiveRun
 
 
+T = TypeVar("T")
 Callback = Callable[[int, Metrics], None]  # gets the number of a step and its metrics
 
 
@@ -45,6 +46,16 @@ def leave(events: EventLog, message: str) -> None:
     events.write("error", message=message)
     events.write("end", exit_code=ClusterLost.exit_code)
     ray_health.leave(message)
+
+
+def _after_sync(metrics: MetricsLog, save: Callable[[Path], T]) -> Callable[[Path], T]:
+    """`save`, with the metrics on the disk first: a checkpoint without those up to its step would leave a gap."""
+
+    def synced(folder: Path) -> T:
+        metrics.sync()
+        return save(folder)
+
+    return synced
 
 
 @dataclass
@@ -184,6 +195,7 @@ class Attempt:
 
     def _loop(self, run: LiveRun, stop: StopRequest) -> Loop:
         config = self.config
+        background = BackgroundSave(self.store, _after_sync(self.metrics, run.begin_save), self.display.stage)
         return Loop(
             step=run.trainer.step,
             schedule=Schedule(
@@ -200,11 +212,12 @@ class Attempt:
             validate=lambda: self._validate(run),
             measure=run.measure,
             leftovers=run.leftovers,
-            save_parts=lambda folder: self._save_parts(run, folder),
+            save_parts=_after_sync(self.metrics, run.save),
             driver_state=run.driver_state,
             export=lambda: self._export(run),
             checkpoint_bytes=run.checkpoint_bytes,
             warn=self._warn,
+            background=background if config.checkpoint.background else None,
         )
 
     def _validate(self, run: LiveRun) -> Metrics:
@@ -249,10 +262,6 @@ class Attempt:
             self.metrics.flush()
         except OutOfSpace as error:
             raise OutOfSpace(f"the metrics of the last steps were not written: {error}") from error
-
-    def _save_parts(self, run: LiveRun, folder: Path) -> dict[str, Digest]:
-        self.metrics.sync()  # a checkpoint without the metrics up to its step would leave a gap
-        return run.save(folder)
 
     def _export(self, run: LiveRun) -> None:
         if not self.config.checkpoint.export:

@@ -29,12 +29,14 @@ from tqppo.processes import reaper
 from tqppo.processes.hosting import Hosting, Launcher, failing_with
 from tqppo.processes.in_order import AtOnce, Background, InOrder
 from tqppo.processes.job import run_job
+from tqppo.processes.nodes import num_nodes
 from tqppo.queue.client import Queue
 from tqppo.run import configure
 from tqppo.run.compose import Processes, make_stages, make_trainer, validation_task
 from tqppo.run.configure import RunPaths
 from tqppo.run.folder import RunFolder
 from tqppo.run.live import LiveRun, Validator
+from tqppo.run.nodes import check_nodes
 from tqppo.run.processes import LOADING, START_TIMEOUT_S, ProcessStarter, make_turns, seat_processes, start_groups
 from tqppo.run.teachers import Announce, prepare_teachers
 from tqppo.tiny.prepare import make_tiny_model
@@ -60,6 +62,9 @@ def build(
     """Start everything and wait until it is ready; closing `stack` takes it down."""
     seating = seat_processes(config, stack, report)
     paths = prepare_paths(config, folder, logs, stack, announce, launcher=launcher, seat=seating.seats["actor"][0])
+    if not config.cluster.in_process and num_nodes() > 1:
+        with announce("comparing the nodes"):
+            check_nodes(config, folder.config, paths.model)
     tokenizer = load_tokenizer(config, paths)
     queue = make_queue(config, stack)
     ahead = engines_in_order(config, stack)
@@ -77,7 +82,7 @@ def build(
         start.pool_ready(pool)
     if teachers is not None:
         with announce(f"starting the teacher{'s' if len(config.teachers) > 1 else ''}"):
-            teachers.ready()
+            start.teachers_ready(teachers)
         pool.use_teachers(teachers.routes())
     stages = make_stages(
         config,

@@ -18,7 +18,7 @@ import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,6 +63,15 @@ class Checkpoint:
         return state
 
 
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A checkpoint on its way in, of `num_bytes` at least; it has the driver's own state."""
+
+    folder: Path
+    step: int
+    num_bytes: int
+
+
 class CheckpointStore:
     """The `checkpoints` folder of one run.
 
@@ -95,19 +104,39 @@ class CheckpointStore:
         A save that fails leaves the checkpoints that are there as they are. `num_bytes` is what it will take, at
         least: without that much room it is not begun. `OutOfSpace` if the disk is full.
         """
+        draft = self.begin(step, driver_state, num_bytes=num_bytes)
+        with self.filling(draft):
+            written = save_parts(draft.folder)
+        return self.complete(draft, written)
+
+    def begin(self, step: int, driver_state: Mapping[str, Any], *, num_bytes: int = 0) -> Draft:
+        """A new checkpoint to be filled and then completed; those of other steps that were begun are removed."""
         self.check()
-        partial = self._unused(step)
+        draft = Draft(self._unused(step), step, num_bytes)
+        with self.filling(draft):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self.remove_partial()
+            space.require(self.folder, num_bytes + SMALL_FILES_BYTES if num_bytes else 0)
+            draft.folder.mkdir()
+            (draft.folder / DRIVER).write_text(json.dumps(driver_state, indent=2, sort_keys=True) + "\n")
+        return draft
+
+    @contextmanager
+    def filling(self, draft: Draft) -> Iterator[None]:
+        """Remove the draft if what is done in this context fails."""
         try:
-            with space.explained(self.folder, num_bytes):
-                self.folder.mkdir(parents=True, exist_ok=True)
-                self.remove_partial()
-                space.require(self.folder, num_bytes + SMALL_FILES_BYTES if num_bytes else 0)
-                self._fill(partial, step, save_parts, driver_state)
-                self.check()
-                return self._move_in(partial, step)
+            with space.explained(self.folder, draft.num_bytes):
+                yield
         except (OSError, TqppoError):
-            shutil.rmtree(partial, ignore_errors=True)  # no other: the run may have been lost to another process
+            shutil.rmtree(draft.folder, ignore_errors=True)  # no other: the run may have been lost to another process
             raise
+
+    def complete(self, draft: Draft, written: Mapping[str, Digest]) -> Path:
+        """Make a draft with the parts of all ranks a checkpoint; `written` are the files that they have hashed."""
+        with self.filling(draft):
+            self._seal(draft, written)
+            self.check()
+            return self._move_in(draft.folder, draft.step)
 
     def _move_in(self, partial: Path, step: int) -> Path:
         """Give a finished checkpoint its name; then those go that are no longer kept."""
@@ -125,21 +154,19 @@ class CheckpointStore:
     def _later(self, step: int) -> Path:
         return self.folder / f"{LATER}{step:06d}"
 
-    def _fill(self, partial: Path, step: int, save_parts: SaveParts, driver_state: Mapping[str, Any]) -> None:
+    def _seal(self, draft: Draft, written: Mapping[str, Digest]) -> None:
+        """Write the manifest; when this returns, the draft is on the disk."""
         if self._run_digests is None:
             self.remember_run_files()
         assert self._run_digests is not None, "just remembered"
-        partial.mkdir()
-        written = save_parts(partial)
-        (partial / DRIVER).write_text(json.dumps(driver_state, indent=2, sort_keys=True) + "\n")
         manifest = {
             "format": FORMAT,
-            "step": step,
-            "files": {name: digest.as_json() for name, digest in _digests(partial, written).items()},
+            "step": draft.step,
+            "files": {name: digest.as_json() for name, digest in _digests(draft.folder, written).items()},
             "run_files": {name: digest.as_json() for name, digest in self._run_digests.items()},
         }
-        (partial / MANIFEST).write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n")
-        space.sync_tree(partial)
+        (draft.folder / MANIFEST).write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n")
+        space.sync_tree(draft.folder)
 
     def remove_partial(self) -> None:
         """Remove what a save that was killed or failed left behind."""

@@ -14,6 +14,7 @@ from tqppo import plugins
 from tqppo.algorithms.advantages import EstimateOptions
 from tqppo.algorithms.losses import PolicyOptions
 from tqppo.config import facts
+from tqppo.config.placement import ranks_per_copy
 from tqppo.config.sections import Config, OptimizerSection, Section
 from tqppo.engines.capabilities import capabilities_of
 from tqppo.protocols import EngineSpec, Sampling
@@ -176,9 +177,11 @@ def model_spec(config: Config, path: str, *, lora: bool = False, checkpointing: 
     )
 
 
-def _role(config: Config, model: ModelSpec, section: facts.RoleSection, **more: Any) -> RoleSpec:
+def _role(config: Config, role: str, model: ModelSpec, **more: Any) -> RoleSpec:
+    section = facts.section_of(config, role)
     return RoleSpec(
         model=model,
+        ranks_per_copy=ranks_per_copy(config, role),
         features=facts.features(config),
         temperature=config.rollout.temperature,
         micro_batch_tokens=section.micro_batch_tokens,
@@ -220,8 +223,8 @@ def actor_spec(config: Config, paths: RunPaths, special_ids: tuple[int, ...] = (
     model = model_spec(config, paths.model, lora=True, checkpointing=actor.gradient_checkpointing)
     return _role(
         config,
+        "actor",
         model,
-        actor,
         optimizer=_optimizer(actor, actor.lr, config.run.max_steps),
         policy_loss=loss,
         distill=distill_spec(config, paths, special_ids) if facts.has_teachers(config) else None,
@@ -320,16 +323,16 @@ def critic_spec(config: Config, paths: RunPaths) -> RoleSpec:
     model = model_spec(config, critic.path or paths.model, checkpointing=critic.gradient_checkpointing)
     loss = ValueLossSpec(clip=critic.value_clip, aggregate=config.algorithm.aggregate, horizon=facts.horizon(config))
     optimizer = _optimizer(critic, critic.lr, config.run.max_steps)
-    return _role(config, model, critic, optimizer=optimizer, value_loss=loss)
+    return _role(config, "critic", model, optimizer=optimizer, value_loss=loss)
 
 
 def reference_spec(config: Config, paths: RunPaths) -> RoleSpec:
     path = config.reference.path or paths.model
-    return _role(config, model_spec(config, path), config.reference)
+    return _role(config, "reference", model_spec(config, path))
 
 
 def reward_model_spec(config: Config) -> RoleSpec:
-    return _role(config, model_spec(config, config.reward_model.path), config.reward_model)
+    return _role(config, "reward_model", model_spec(config, config.reward_model.path))
 
 
 def estimator_spec(config: Config, paths: RunPaths) -> EstimatorSpec:

@@ -16,6 +16,7 @@ from tqppo.processes.fork_server import fork_server
 from tqppo.processes.hosting import Launcher
 from tqppo.run.cluster import Hooks, ray_cluster
 
+IMPORTED_BY_RAY = ("requests", "jsonschema", "msgpack", "google.protobuf.descriptor_pool")  # half of what Ray takes
 ShowStage = Callable[[str], AbstractContextManager[object]]  # shows the user what takes time
 
 
@@ -42,7 +43,7 @@ def workers_ahead(config: Config) -> Iterator[None]:
         yield
         return
     engine = available("rollout").get(config.rollout.backend)
-    with fork_server(["tqppo.run.build", *([engine.module] if engine else [])]):
+    with fork_server(["tqppo.run.build", *([engine.module] if engine else []), *IMPORTED_BY_RAY]):
         yield
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,9 @@ from tqppo.space import Digest
 from tqppo.trainers.ahead import RolloutAhead
 from tqppo.trainers.side_by_side import Clock
 from tqppo.trainers.stages import Stages, Trainer
-from tqppo.weights import file as tensorfile
 from tqppo.workers.actor import Actor
 from tqppo.workers.compute.learner import Learner
+from tqppo.workers.compute.saving import SavedPart
 from tqppo.workers.critic import Critic
 from tqppo.workers.process.group import Group
 
@@ -66,31 +67,27 @@ class Validator:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class SavedPart:
-    """What a rank has saved: its files, or why they do not fit on the disk."""
-
-    files: dict[str, Digest]
-    problem: str = ""
-
-
-def save_learner(learner: Learner, folder: str) -> SavedPart:
-    """Save a rank's part on its worker.
-
-    An error would end the worker, and with it a run that may go on without this checkpoint.
-    """
-    with tensorfile.deferring() as problems:
-        files = learner.save(folder)
-    return SavedPart({}, str(problems[0])) if problems else SavedPart(files)
-
-
-def _save_ranks(group: Group[Learner], folder: Path) -> dict[str, Digest]:
-    """Save a role, all its ranks at once; returns their files by their names in the checkpoint."""
-    saved = group.call_each(save_learner, _made(folder))
+def _files_of(role: str, saved: Sequence[SavedPart]) -> dict[str, Digest]:
+    """The files of a role's ranks by their names in the checkpoint. Raises `OutOfSpace` if a rank found no room."""
     for part in saved:
         if part.problem:
             raise OutOfSpace(part.problem)
-    return {f"{folder.name}/{name}": digest for part in saved for name, digest in part.files.items()}
+    return {f"{role}/{name}": digest for part in saved for name, digest in part.files.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class SavingRanks:
+    """The ranks of each role that write their parts while the run goes on."""
+
+    roles: Mapping[str, Group[Learner]]
+
+    def written(self, wait_s: float) -> dict[str, Digest] | None:
+        """What all ranks have written; None if one of them still writes after `wait_s`."""
+        found = {role: group.ask_each(Learner.saved, wait_s) for role, group in self.roles.items()}
+        parts = {role: [part for part in saved if part is not None] for role, saved in found.items()}
+        if any(len(parts[role]) < len(saved) for role, saved in found.items()):
+            return None
+        return {name: digest for role, saved in parts.items() for name, digest in _files_of(role, saved).items()}
 
 
 def _made(folder: Path) -> str:
@@ -121,24 +118,34 @@ class LiveRun:
 
     def save(self, folder: Path) -> dict[str, Digest]:
         """Write everything but the driver's own state into a checkpoint's folder; returns what the ranks wrote."""
-        written = _save_ranks(self.actor, folder / "actor")
-        if self.critic is not None:
-            written |= _save_ranks(self.critic, folder / "critic")
+        written: dict[str, Digest] = {}
+        for role, group in self._learners().items():
+            written |= _files_of(role, group.call_each(Learner.try_save, _made(folder / role)))
         self.queue.snapshot(folder / "queue")
         return written
 
+    def begin_save(self, folder: Path) -> SavingRanks:
+        """Like `save`, but the ranks only copy their state before this returns, and write it while the run goes on."""
+        self.queue.snapshot(folder / "queue")
+        folders = {role: _made(folder / role) for role in self._learners()}
+        for role, group in self._learners().items():  # last: what has begun to write is always waited for
+            group.call_each(Learner.begin_save, folders[role])
+        return SavingRanks(self._learners())
+
+    def _learners(self) -> dict[str, Group[Learner]]:
+        """The roles that learn, by their names in a checkpoint."""
+        return {"actor": self.actor} if self.critic is None else {"actor": self.actor, "critic": self.critic}
+
     def checkpoint_bytes(self) -> int:
         """What the learners' weights and optimizer states take on disk."""
-        critic = 0 if self.critic is None else self.critic.call(Learner.checkpoint_bytes)
-        return self.actor.call(Learner.checkpoint_bytes) + critic
+        return sum(group.call(Learner.checkpoint_bytes) for group in self._learners().values())
 
     def load(self, folder: Path, driver_state: dict[str, Any], step: int) -> None:
         """Restore everything as it was when step `step` ended."""
         if self.teachers is not None:
             self.teachers.check_state(driver_state.get("teachers", {}))
-        self.actor.call(Learner.load, str((folder / "actor").resolve()))
-        if self.critic is not None:
-            self.critic.call(Learner.load, str((folder / "critic").resolve()))
+        for role, group in self._learners().items():
+            group.call(Learner.load, str((folder / role).resolve()))
         self.queue.restore(folder / "queue")
         self._restore_driver(driver_state, step)
         version = step if step > self.stages.critic_only_steps else 0

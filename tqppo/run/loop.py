@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
-from tqppo.errors import OutOfSpace, QueueError
+from tqppo.errors import OutOfSpace, QueueError, TqppoError
 from tqppo.protocols import Metrics
+from tqppo.run.background import BackgroundSave
 from tqppo.run.checkpoint import CheckpointStore, SaveParts
 from tqppo.run.signals import StopRequest
 
@@ -48,9 +50,14 @@ class Loop:
     export: Callable[[], None]
     checkpoint_bytes: Callable[[], int] = lambda: 0  # at least; what the learners' state takes on disk
     warn: Callable[[str], None] = lambda message: None
+    background: BackgroundSave | None = None  # None: a step waits until its checkpoint is written
 
     def run(self, start: int) -> int:
         """The exit code: 0 when the last step is done, 130 or 143 after a signal."""
+        with self._with_what_is_under_way():
+            return self._steps(start)
+
+    def _steps(self, start: int) -> int:
         if start >= self.schedule.max_steps:  # all but the export is done
             self.export()
             return 0
@@ -74,9 +81,11 @@ class Loop:
         # checkpoint, so that a kill between the two neither loses nor repeats a line.
         self.log(step, metrics)
         finished = step == self.schedule.max_steps
-        leaving = finished or self.stop.number
-        if self.schedule.saves(step) or (leaving and self.schedule.save_on_exit):
-            self._save(step)
+        leaving = finished or bool(self.stop.number)
+        saves = self.schedule.saves(step) or (leaving and self.schedule.save_on_exit)
+        self._look_at_saves(wait=saves or leaving)
+        if saves:
+            self._save(step, is_last=leaving)
         if finished:  # after the checkpoint, which then outlives an export that fails
             self.export()
 
@@ -89,9 +98,42 @@ class Loop:
         if left := self.leftovers():
             raise QueueError(f"{what} left {len(left)} keys in the queue: {', '.join(left[:8])}")
 
-    def _save(self, step: int) -> None:
+    def _save(self, step: int, *, is_last: bool) -> None:
+        """Save this step; the last one at once, because nothing goes on meanwhile."""
+        with self._fits(step):
+            state, num_bytes = self.driver_state(), self.checkpoint_bytes()
+            if self.background is None or is_last:
+                self.store.write(step, self.save_parts, state, num_bytes=num_bytes)
+            else:
+                self.background.begin(step, state, num_bytes=num_bytes)
+
+    def _look_at_saves(self, *, wait: bool) -> None:
+        """Complete the checkpoint that is written in the background, if it is ready or is to be waited for."""
+        if self.background is not None:
+            with self._fits(self.background.step):
+                if wait:
+                    self.background.finish()
+                else:
+                    self.background.look()
+
+    @contextmanager
+    def _with_what_is_under_way(self) -> Iterator[None]:
+        """Complete the checkpoint under way, too, when a step ends the run with an error."""
         try:
-            self.store.write(step, self.save_parts, self.driver_state(), num_bytes=self.checkpoint_bytes())
+            yield
+        except TqppoError as error:
+            try:
+                self._look_at_saves(wait=True)
+            except TqppoError as other:  # the first error says why the run ends
+                if other is not error:
+                    self.warn(f"the checkpoint under way was not completed: {other}")
+            raise
+
+    @contextmanager
+    def _fits(self, step: int) -> Iterator[None]:
+        """End the run, or warn and go on, if the checkpoint of this step has no room on the disk."""
+        try:
+            yield
         except OutOfSpace as error:
             if self.schedule.saves_or_stops:
                 raise OutOfSpace(f"the checkpoint of step {step} was not written: {error}") from error

@@ -164,6 +164,14 @@ class ProcessStarter:
         teachers.start(self.launcher)
         return teachers
 
+    def teachers_ready(self, teachers: TeacherPool) -> None:
+        """Wait for the teachers. They have GPUs of their own and never leave them, so they are counted once."""
+        teachers.ready()
+        if (ledger := self.turns.ledger) is None:
+            return
+        for name, num_bytes in teachers.held_bytes(ledger.memory_bytes).items():
+            ledger.write(f"{TEACHER}{name}", num_bytes)
+
     def estimator(self) -> RemoteEstimator:
         """Start the estimator on the node of the trainer's first GPU, which has most of the columns that it reads."""
         spec, timeout_s = configure.estimator_spec(self.config, self.paths), self.config.storage.timeout_s + 60

@@ -61,6 +61,7 @@ MAY_ROUND = (
     "rollout.replicas",
     "rollout.memory_fraction",
     "cluster.nodes",
+    "cluster.shard_within_nodes",
     "cluster.gpus_per_node",
     "run.threads",
     "run.cores",

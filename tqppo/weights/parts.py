@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -24,8 +24,25 @@ from tqppo.weights.shards import is_sharded, own_rows, rows_of, sharded_like
 BEGINS = "first_rows"  # in the header: the first row of each stretch that is not the whole tensor's beginning
 
 
-def save(folder: Path, kind: str, tensors: Mapping[str, Tensor], *, rank: int = 0, size: int = 1) -> dict[str, Digest]:
-    """Write what this rank holds of the tensors, none of which another rank writes too; returns the file's digest."""
+@dataclass(frozen=True, slots=True)
+class TensorFile:
+    """A file of tensors to write, with texts `about` them in its header."""
+
+    name: str
+    entries: list[Entry]
+    about: Mapping[str, str] = field(default_factory=dict)
+
+    def copied(self) -> TensorFile:
+        """The same file, of tensors in host memory that nothing changes any more."""
+        return replace(self, entries=[Entry.of(each.name, each.fetch().to("cpu", copy=True)) for each in self.entries])
+
+    def write(self, folder: Path) -> dict[str, Digest]:
+        """Returns the file's digest by its name."""
+        return {self.name: tensorfile.write_hashed(folder / self.name, self.entries, self.about)}
+
+
+def part_of(kind: str, tensors: Mapping[str, Tensor], *, rank: int = 0, size: int = 1) -> TensorFile:
+    """The file for what this rank holds of the tensors, none of which another rank writes too."""
     found = {name: rows_of(tensor) for name, tensor in tensors.items()}
     own = {
         name: rows
@@ -35,7 +52,7 @@ def save(folder: Path, kind: str, tensors: Mapping[str, Tensor], *, rank: int = 
     begins = {name: rows.begin for name, rows in own.items() if rows.begin}
     entries = [Entry.of(name, own_rows(tensors[name])) for name in own]
     name = f"{kind}.safetensors" if size == 1 else f"{kind}-{rank + 1:05d}-of-{size:05d}.safetensors"
-    return {name: tensorfile.write_hashed(folder / name, entries, {BEGINS: json.dumps(begins)} if begins else {})}
+    return TensorFile(name, entries, {BEGINS: json.dumps(begins)} if begins else {})
 
 
 @dataclass(frozen=True, slots=True)

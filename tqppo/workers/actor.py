@@ -50,6 +50,7 @@ class Actor(Learner):
 
     def close(self) -> None:
         self.publisher.close()
+        super().close()
 
     def _load(self) -> RoleModel:
         model = load_policy(self.spec.model, self.device)

@@ -95,6 +95,7 @@ class RoleSpec:
     temperature: float = 1.0  # of the sampled distribution, whose log-probabilities are trained
     micro_batch_tokens: int = 16_384  # on one rank
     context_parallel: int = 1  # ranks that compute a row together
+    ranks_per_copy: int = 0  # neighbours that share a copy of the model's state; 0: all ranks share one
     threads: int = 0  # 0: one on CPUs, torch's own choice with a GPU
     seed: int = 0
     deterministic: bool = True

@@ -41,6 +41,25 @@ def test_colocated_roles_take_turns_on_a_gpu() -> None:
     assert not budget.overfull
 
 
+def test_a_copy_to_save_in_the_background_is_in_the_node_s_memory() -> None:
+    plain = {part.name: part.num_bytes for part in make_budget(config_of("ppo-7b")).host}
+    behind = {part.name: part.num_bytes for part in make_budget(config_of("ppo-7b", "checkpoint.background=true")).host}
+    more = {name: num_bytes for name, num_bytes in behind.items() if name not in plain}
+    assert more["actor: copy to save"] == pytest.approx(12 * N, rel=0.01)  # float32 weights and two moments
+    assert sorted(more) == ["actor: copy to save", "critic: copy to save"]
+
+
+def test_nodes_with_a_copy_each_hold_more_and_save_one() -> None:
+    flat, whole = (
+        compile_config("grpo-32b", [], [f"cluster.shard_within_nodes={chosen}"], {}).draft
+        for chosen in ("false", "true")
+    )
+    optimizer = [held(make_budget(config), "compute actor")["optimizer"] for config in (flat, whole)]
+    assert optimizer[1] == 4 * optimizer[0]
+    assert make_budget(whole).overfull, "32 billion parameters on a node do not fit"
+    assert total(make_budget(whole).disk) == pytest.approx(total(make_budget(flat).disk))
+
+
 def test_without_colocation_each_role_has_its_gpus_to_itself() -> None:
     sets = ("cluster.colocate=false", "cluster.nodes=3", "rollout.memory_fraction=0.9")
     budget = make_budget(config_of("grpo-7b", *sets))

@@ -1,6 +1,7 @@
-"""Run by `test_saved_parts.py`: an actor is saved and loaded by 1, 2, 4 and 1 ranks in turn; each is a process.
+"""Run by `test_saved_parts.py`: an actor is trained, saved and loaded by several numbers of ranks in turn.
 
-`python saving_ranks.py MODEL FOLDER`. The ranks are forked: what takes seconds to import is imported once.
+`python saving_ranks.py MODEL FOLDER TURN…`, where a turn is `RANKS/RANKS_PER_COPY/LOADS`: the turn whose state is
+loaded, or -1 to train two steps. Each rank is a process, and forked: what takes seconds to import is imported once.
 """
 
 from __future__ import annotations
@@ -18,33 +19,38 @@ from tqppo.workers.actor import Actor
 from tqppo.workers.process.ranks import Ranks, join, leave
 from tqppo.workers.specs import ModelSpec, OptimizerSpec, RoleSpec
 
-SIZES = (1, 2, 4, 1)
 
-
-def one_rank(model: str, folder: str, turn: int, rank: int) -> None:
-    """Load what the ranks of the turn before saved, or train two steps; then save, and say what was written."""
+def one_rank(model: str, folder: str, turn: int, described: str, rank: int) -> None:
+    """Load or train; then save, and say what was written."""
     torch.set_num_threads(1)
-    ranks = Ranks(rank, SIZES[turn])
-    if ranks.size > 1:
-        store = dist.FileStore(f"{folder}/{turn}.store", ranks.size)
+    size, ranks_per_copy, loads = map(int, described.split("/"))
+    ranks = Ranks(rank, size)
+    if size > 1:
+        store = dist.FileStore(f"{folder}/{turn}.store", size)
         join(ranks, torch.device("cpu"), store, timeout_s=120, is_one_node=True)
-    actor = Actor(RoleSpec(ModelSpec(model), optimizer=OptimizerSpec(lr=1e-2)), ranks=ranks)
+    spec = RoleSpec(ModelSpec(model), optimizer=OptimizerSpec(lr=1e-2), ranks_per_copy=ranks_per_copy)
+    actor = Actor(spec, ranks=ranks)
     actor.start()
-    if turn:
-        actor.load(f"{folder}/{turn - 1}")
+    if loads >= 0:
+        actor.load(f"{folder}/{loads}")
     else:
+        own = {
+            name: torch.nested.as_nested_tensor(list(each.unbind()[rank::size]), layout=torch.jagged)
+            for name, each in rows().items()
+        }
         for step in (1, 2):
-            actor.update(rows(), step=step)
+            actor.train(own, step=step, sizes=[])
     written = actor.save(f"{folder}/{turn}")
     with open(f"{folder}/{turn}-{rank}.json", "w") as file:
         json.dump({name: asdict(digest) for name, digest in written.items()}, file)
     leave()
 
 
-def main(model: str, folder: str) -> None:
+def main(model: str, folder: str, turns: list[str]) -> None:
     context = multiprocessing.get_context("fork")
-    for turn, size in enumerate(SIZES):
-        ranks = [context.Process(target=one_rank, args=(model, folder, turn, rank)) for rank in range(size)]
+    for turn, described in enumerate(turns):
+        size = int(described.partition("/")[0])
+        ranks = [context.Process(target=one_rank, args=(model, folder, turn, described, rank)) for rank in range(size)]
         for each in ranks:
             each.start()
         for each in ranks:
@@ -53,4 +59,4 @@ def main(model: str, folder: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2])
+    main(sys.argv[1], sys.argv[2], sys.argv[3:])

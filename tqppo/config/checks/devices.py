@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from tqppo.config.checks.registry import Context, check, nearest_numbers
 from tqppo.config.diagnostics import Diagnostic
 from tqppo.config.facts import worker_roles
-from tqppo.config.placement import placement_of
+from tqppo.config.placement import placement_of, ranks_per_copy
 from tqppo.config.sections import Config
 from tqppo.engines.capabilities import capabilities_of
 
@@ -52,6 +52,20 @@ def devices_suffice(context: Context) -> Iterator[Diagnostic]:
         yield context.report("E407", message, keys, found=shape, allowed=f"at most {total}", fix=fix)
     else:
         yield from _gaps(context, shape)
+
+
+@check("cluster.*", "rollout.*", "actor.ranks", "critic.ranks", "reference.*", "reward_model.*", "mode", "algorithm.*")
+def nodes_hold_equal_shares(context: Context) -> Iterator[Diagnostic]:
+    config = context.config
+    for role, ranks in worker_roles(config).items() if config.cluster.shard_within_nodes else ():
+        if ranks_per_copy(config, role) == 0:
+            yield context.report(
+                "E425",
+                f"nodes have different numbers of the {ranks} ranks of {role}, and so cannot hold a copy each",
+                ("cluster.shard_within_nodes", f"{role}.ranks", "cluster.nodes", "cluster.gpus_per_node"),
+                allowed="as many ranks on every node",
+                fix=f"set {role}.ranks to a multiple of the ranks per node, or cluster.shard_within_nodes = false",
+            )
 
 
 def _gaps(context: Context, shape: str) -> Iterator[Diagnostic]:

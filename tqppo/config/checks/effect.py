@@ -288,6 +288,20 @@ RULES: tuple[Rule, ...] = (
         'set logging.trackers = ["wandb"]',
     ),
     Rule(
+        ("cluster.shard_within_nodes",),
+        lambda c: c.cluster.nodes > 1,
+        "one node holds one copy in any case",
+        ("cluster.nodes",),
+        "set cluster.nodes",
+    ),
+    Rule(
+        ("checkpoint.background",),
+        lambda c: bool(c.checkpoint.interval),
+        "checkpoint.interval is 0, and the checkpoint at the end is waited for",
+        ("checkpoint.interval",),
+        "set checkpoint.interval",
+    ),
+    Rule(
         ("actor.min_lr_ratio",),
         lambda c: c.actor.schedule != "constant",
         "a constant learning rate does not decay",

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from tqppo.config import facts
+from tqppo.config.placement import ranks_per_copy
 from tqppo.config.plan.memory import BYTES, MemoryPart, total
 from tqppo.config.plan.roles import PlannedRole, planned_roles
 from tqppo.config.plan.storage import storage_bytes
@@ -177,6 +178,8 @@ def _host(config: Config, roles: dict[str, PlannedRole]) -> Iterator[MemoryPart]
             yield MemoryPart(f"{name}: models", count * total(role.memory), f"{count} × its memory")
         elif config.cluster.colocate and len(roles) > 1:
             yield _rested(config, role, count)
+        if config.checkpoint.background and name in facts.learning_roles(config):
+            yield MemoryPart(f"{name}: copy to save", count * _saved(role), f"{count} × weights and optimizer")
 
 
 def _server(config: Config, role: str) -> float:
@@ -215,11 +218,7 @@ def _disk(config: Config) -> Iterator[MemoryPart]:
     roles = {role.name: role for role in planned_roles(config)}
     saved = 0.0
     for name in facts.learning_roles(config):
-        parts = {part.name: part.num_bytes for part in roles[name].memory}
-        ranks = roles[name].processes
-        adapter = parts.get("adapter")
-        kept = adapter * 3 / 4 if adapter else parts.get("weights", 0.0) + parts.get("optimizer", 0.0)
-        saved += ranks * kept
+        saved += ranks_per_copy(config, name) * _saved(roles[name])  # one copy is saved
     copies = config.checkpoint.keep_last + 1
     if saved and (config.checkpoint.interval or config.checkpoint.save_on_exit):
         yield MemoryPart("checkpoints", copies * saved, f"{copies} × weights and optimizer")
@@ -227,3 +226,10 @@ def _disk(config: Config) -> Iterator[MemoryPart]:
     if shape and config.checkpoint.export:
         b = BYTES[facts.compute_dtype(config)]
         yield MemoryPart("export", b * shape.parameters, f"b·N = {b} × {shape.parameters:,}")
+
+
+def _saved(role: PlannedRole) -> float:
+    """What one rank writes into a checkpoint."""
+    parts = {part.name: part.num_bytes for part in role.memory}
+    adapter = parts.get("adapter")  # with its gradients, which are not saved
+    return adapter * 3 / 4 if adapter else parts.get("weights", 0.0) + parts.get("optimizer", 0.0)

@@ -1,9 +1,9 @@
 """Estimates the memory of a process from its model's shape; each part has its formula.
 
 N parameters, E of them outside of the layers, L layers, h hidden size, m width of a token's MLP, V vocabulary, T tokens
-of a micro-batch, r ranks, b bytes per number of the computation. Trained parameters, their gradients and AdamW's
-moments are float32 and sharded over the ranks; frozen weights have the computation's type. tests/config/plan/track.py
-measures the same with fake tensors.
+of a micro-batch, r ranks that share a copy, b bytes per number of the computation. Trained parameters, their gradients
+and AdamW's moments are float32 and sharded over the ranks; frozen weights have the computation's type.
+tests/config/plan/track.py measures the same with fake tensors.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from tqppo.config import facts
 from tqppo.config.facts import context_tokens, rows_per_step
+from tqppo.config.placement import ranks_per_copy
 from tqppo.config.plan.memory import MemoryPart, Training, engine_memory, prefix_memory, training_memory
 from tqppo.config.plan.model_shape import ModelShape
 from tqppo.config.plan.shapes import shape_of
@@ -48,7 +49,7 @@ def _worker_role(config: Config, role: str, ranks: int, shape: ModelShape | None
     budget = section.micro_batch_tokens
     longest = rows_per_step(config) * config.rollout.max_trajectories * context_tokens(config) // ranks
     how = Training(
-        ranks,
+        ranks_per_copy(config, role) or ranks,
         min(budget, longest),
         dtype,
         learns=learns,

@@ -84,6 +84,7 @@ MEANINGS: dict[str, str] = {
     "E422": "A stage of the step, or an engine, does not fit on a GPU of cluster.gpu_memory_gb.",
     "E423": "One process (cluster.in_process) has one rank per role, the embedded engine, simple storage and no GPUs.",
     "E424": "Engines that sample ahead of training (rollout.ahead) need GPUs of their own.",
+    "E425": "With cluster.shard_within_nodes every node holds as many ranks of a role.",
     "E431": "data.weights needs one weight for each of several sources in data.train.",
     "E432": "reward.weights needs one weight for each function in reward.function.",
     "E433": "With several reward functions, reward.function_args has a table for each, by its name.",

@@ -109,6 +109,14 @@ class TeacherPool:
             hidden_width=max(widths, default=0),
         )
 
+    def held_bytes(self, device_bytes: int) -> dict[str, int]:
+        """Memory that each teacher takes of each of its devices, which have `device_bytes`. It stays the same."""
+        found = {}
+        for setup, replicas in zip(self.setups, self.replicas, strict=True):
+            share = int(setup.spec.engine.memory_fraction * device_bytes)
+            found[setup.spec.name] = max(share if each.held_bytes is None else each.held_bytes for each in replicas)
+        return found
+
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps of the teachers: what identifies each."""
         return {

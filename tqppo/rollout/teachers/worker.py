@@ -54,6 +54,7 @@ class ReadyTeacher:
     hidden_size: int
     node: str
     pid: int
+    held_bytes: int | None = None  # on each of its devices; None: its share of the device
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +130,7 @@ class TeacherWorker:
             hidden_size=0 if hidden is None else int(hidden.shape[1]),
             node=this_node(),
             pid=os.getpid(),
+            held_bytes=self.engine.held_bytes(),
         )
 
     async def score(self, rows: RowsToScore) -> ScoredRows:

@@ -17,9 +17,10 @@ from tqppo.space import Digest
 from tqppo.weights import file as tensorfile
 from tqppo.weights import parts
 from tqppo.weights.file import Entry
-from tqppo.weights.parts import Parts
+from tqppo.weights.parts import Parts, TensorFile
 from tqppo.workers.compute.microbatch import FlatRows, MicroBatch
 from tqppo.workers.compute.optimizer import Optimizer, learning_rate
+from tqppo.workers.compute.saving import BackgroundWriter, LearnerPart, SavedPart
 from tqppo.workers.compute.tally import Loss, ReportNames, Tally
 from tqppo.workers.compute.worker import Worker, followed_by_none, idle_micro_batch
 from tqppo.workers.process.bridge import Columns
@@ -72,6 +73,7 @@ class Learner(Worker):
     def start(self) -> None:
         if self.dtype == torch.float16:
             raise PreflightError("model.dtype float16 cannot train: gradients underflow; use bfloat16 or float32")
+        self.writer = BackgroundWriter()
         super().start()
         self.optimizer = Optimizer(self.model, self.spec.optimizer)
         self.num_updates = 0
@@ -165,17 +167,34 @@ class Learner(Worker):
 
         Returns the files that this rank has written, hashed as they were written. No rank waits for another.
         """
-        path, rank, size = Path(folder), self.ranks.rank, self.ranks.size
-        path.mkdir(parents=True, exist_ok=True)
-        written = parts.save(path, "model", self.optimizer.parameters, rank=rank, size=size)
-        written |= parts.save(path, "optimizer", self.optimizer.state(), rank=rank, size=size)
-        rng = f"rng_{rank}.safetensors"
-        written[rng] = tensorfile.write_hashed(path / rng, _rng_entries(self.device), {})
-        if rank == 0:
-            state = json.dumps({"format": 1, "ranks": size, "num_updates": self.num_updates}).encode() + b"\n"
-            tensorfile.write_beside(path / "state.json", state)
-            written["state.json"] = Digest.of_bytes(state)
-        return written
+        return self._part().write(folder)
+
+    def try_save(self, folder: str) -> SavedPart:
+        """Like `save`, but a full disk is part of the result: an error would end this worker, and a run without this
+        checkpoint may go on."""
+        return self._part().try_write(folder)
+
+    def begin_save(self, folder: str) -> None:
+        """Copy what `save` would write to host memory, and write it while this rank goes on; see `saved`."""
+        self.writer.begin(self._part().copied(), folder)
+
+    def saved(self, wait_s: float) -> SavedPart | None:
+        """What `begin_save` has written; None if it is still writing after `wait_s`."""
+        return self.writer.result(wait_s)
+
+    def close(self) -> None:
+        self.writer.close()
+        super().close()
+
+    def _part(self) -> LearnerPart:
+        rank, size = self.ranks.rank, self.ranks.size
+        files = [
+            parts.part_of("model", self.optimizer.parameters, rank=rank, size=size),
+            parts.part_of("optimizer", self.optimizer.state(), rank=rank, size=size),
+            TensorFile(f"rng_{rank}.safetensors", _rng_entries(self.device)),
+        ]
+        state = json.dumps({"format": 1, "ranks": size, "num_updates": self.num_updates}) + "\n"
+        return LearnerPart(files, {"state.json": state.encode()} if rank == 0 else {})
 
     def load(self, folder: str) -> None:
         """Load what all ranks saved, each rank its own rows. On another number of ranks random states start over."""

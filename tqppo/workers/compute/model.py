@@ -229,16 +229,19 @@ def adapters_off(model: nn.Module) -> Iterator[None]:
             layer.enable_adapters(True)
 
 
-def shard(model: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
-    """FSDP2 over all ranks: parameters stay float32, the computation runs in `dtype`.
+def shard(model: nn.Module, device: torch.device, dtype: torch.dtype, *, ranks_per_copy: int = 0) -> nn.Module:
+    """FSDP2: parameters stay float32, the computation runs in `dtype`. A single rank in float32 is not sharded.
 
-    A single rank in float32 is not sharded.
+    Every `ranks_per_copy` neighbours share one copy of the parameters (HSDP), or all ranks (0).
     """
     if not needs_sharding(dtype):
         return model.to(device)
     if not dist.is_initialized():
         raise PreflightError(f"model.dtype {dtype} needs FSDP, which needs a process group")
-    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    size = dist.get_world_size()
+    copies = size // (ranks_per_copy or size)
+    shape, names = ((size,), ("shards",)) if copies == 1 else ((copies, ranks_per_copy), ("copies", "shards"))
+    mesh = init_device_mesh(device.type, shape, mesh_dim_names=names)
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     for block in _blocks(model):
         fully_shard(block, mesh=mesh, mp_policy=policy)

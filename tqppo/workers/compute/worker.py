@@ -60,7 +60,7 @@ class Worker:
         self.attention_pairs_per_token = (
             shared_prompts.attention_pairs_per_token(model, self.device) if may_share else 0
         )
-        self.model = shard(model, self.device, self.dtype)
+        self.model = shard(model, self.device, self.dtype, ranks_per_copy=self.spec.ranks_per_copy)
         fill(self.model, self.spec.model.path)
 
     def _load(self) -> RoleModel:

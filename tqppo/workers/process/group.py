@@ -58,6 +58,9 @@ class Group(Protocol[W_co]):
     def call_each(self, method: Callable[Concatenate[W_co, P], R], /, *arguments: P.args, **named: P.kwargs) -> list[R]:
         """Run a method on every rank; returns every rank's result, in rank order."""
 
+    def ask_each(self, method: Callable[Concatenate[W_co, P], R], /, *arguments: P.args, **named: P.kwargs) -> list[R]:
+        """Like `call_each`, for a method that leaves the device alone: the role need not have its turn."""
+
     def add_columns(self, method: ColumnsMethod[W_co], batch: BatchMeta) -> BatchMeta:
         """Run a stage on each rank's share of the rows; returns the batch with the columns that it wrote."""
 
@@ -163,6 +166,9 @@ class WorkerGroup(Generic[W]):
         with self._calling:
             self._turn.take()
             return self._everywhere(method, *arguments, **named)
+
+    def ask_each(self, method: Callable[Concatenate[W, P], R], /, *arguments: P.args, **named: P.kwargs) -> list[R]:
+        return self._everywhere(method, *arguments, **named)
 
     def rest(self) -> None:
         """See `turns.TurnTaker`."""
