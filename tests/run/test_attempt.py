@@ -350,6 +350,8 @@ def test_a_run_without_a_checkpoint_does_not_recommend_a_resume_and_is_not_start
     said = capsys.readouterr().out
     assert "finished 4 of 4 steps" in said
     assert "tqppo resume" not in said
+    assert "\nmetrics" in said
+    assert "\ncheckpoints" not in said, "there are none"
     before = contents(rehearsal.runs / "mine")
     with pytest.raises(CheckpointError, match="there is no checkpoint") as refused:
         rehearsal.resume("mine", max_steps=8)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Sequence
 
 import typer
 
 from tqppo.untrusted import printable, printable_json
+
+WHOLE_CELL = 12  # characters of a cell that is never cut or wrapped
+GAP = 3  # columns of the terminal between two cells of a table
 
 
 def say(text: str, *, err: bool = False, nl: bool = True) -> None:
@@ -28,8 +32,11 @@ def tick(finding: str) -> None:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table. Cells are literal text: rich's markup is off."""
-    if not sys.stdout.isatty():
+    """Print a table. Cells are literal text: rich's markup is off. Names, numbers and short cells stay whole."""
+    longest = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    least = [length if i == 0 else min(length, WHOLE_CELL) for i, length in enumerate(longest)]
+    is_terminal = sys.stdout is not None and sys.stdout.isatty()  # `>&-` leaves none
+    if not is_terminal or shutil.get_terminal_size().columns < sum(least) + GAP * len(least):
         say("\n".join(plain_lines(header, rows)))
         return
     from rich import box
@@ -40,7 +47,9 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
     grid = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
     for i, name in enumerate(header):
-        grid.add_column(name, style="cyan" if i == 0 else None, no_wrap=i == 0)
+        is_whole = least[i] == longest[i]
+        style = "cyan" if i == 0 else None
+        grid.add_column(name, style=style, no_wrap=is_whole, min_width=least[i], overflow="fold")
     for row in rows:
         grid.add_row(*(Text(cell) for cell in row))
     SafeConsole().print(grid)

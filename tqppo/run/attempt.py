@@ -281,7 +281,8 @@ class Attempt:
     def _print_ending(self, code: int) -> None:
         folder, name = self.folder, self.folder.name
         steps = f"{self.display.progress.step} of {self.config.run.max_steps} steps"
-        places = {"run": str(folder.path), "metrics": str(folder.metrics), "checkpoints": str(folder.checkpoints)}
+        made = {"run": folder.path, "metrics": folder.metrics, "checkpoints": folder.checkpoints}
+        places = {name: str(path) for name, path in made.items() if path.exists()}
         resume = f"tqppo resume {name}"
         is_saved = folder.is_saved
         if code:
