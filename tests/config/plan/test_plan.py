@@ -160,6 +160,17 @@ def test_roles_follow_the_mode() -> None:
     assert roles("grpo-7b", "model.lora_rank=16", "reference.ranks=1") == ["rollout", "actor", "storage"]
 
 
+def test_ranks_that_share_rows_are_planned_with_what_each_of_them_holds() -> None:
+    """A forward has twice as many tokens over two ranks, and each rank as many as before."""
+    plain, shared = (
+        plan_of("grpo-7b", f"actor.context_parallel={together}", "actor.ranks=8", "cluster.gpus_per_node=8")
+        for together in (1, 2)
+    )
+    roles = [next(role for role in plan.roles if role.name == "actor") for plan in (plain, shared)]
+    assert roles[0].memory == roles[1].memory
+    assert roles[1].devices == "8 GPUs, shared, 2 to a row"
+
+
 def test_the_plan_says_what_is_written_where() -> None:
     plan = plan_of("quickstart", "run.name=mine", "run.dir=out", "logging.trajectories=10")
     assert [path for path, _ in plan.files] == [
