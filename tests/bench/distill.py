@@ -1,13 +1,13 @@
 """What distillation saves: updates and CPU-seconds to the score of a GRPO run, from the same initial weights.
 
     make bench-distill
-    python tests/bench/distill.py [--parts learning costs …] [--seeds 51 52 …] [--methods top-k …]
+    python tests/bench/distill.py [--parts learning overlap …] [--seeds 51 52 …] [--methods top-k …]
 
 `learning`: GRPO trains a tiny model to its score s and is the teacher from then on. Each method starts from GRPO's
 initial weights and trains until its held-out, sampled accuracy is 0.95 s. All roles run in this process, as with
 `tqppo train --in-process`; CPU-seconds are those of the steps, teachers included, without start-up and validation.
-`costs`: CPU-seconds of a step with each role in a process of its own. `overlap`: a step with scoring streamed, after
-generation and without. `wire`: bytes of vLLM's and SGLang's answers per scored token, as JSON and as arrays.
+`overlap`: a step with scoring streamed, after generation and without, each role in a process of its own. `wire`: bytes
+of vLLM's and SGLang's answers per scored token, as JSON and as arrays.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from tqppo.run.cluster import ray_cluster
 from tqppo.run.live import LiveRun
 from tqppo.run.one_process import one_process
 
-PARTS = ("learning", "costs", "overlap", "wire")
+PARTS = ("learning", "overlap", "wire")
 SEEDS = (51, 52, 53, 54, 55)  # not used to choose a setting
 SHARE = 0.95  # of GRPO's score
 FEWER_UPDATES, FEWER_CPU_S = 7.0, 3.0  # wanted, as factors
@@ -117,42 +117,6 @@ def learning(seeds: Sequence[int], names: Sequence[str], scratch: Path) -> dict[
 
 def spread_of_scores(values: Sequence[float]) -> str:
     return " ".join(f"{value:.2f}".lstrip("0") for value in values)
-
-
-# -- what a step costs -------------------------------------------------------------------------------------------------
-
-
-class Stepping:
-    """A run that takes its next step when it is called."""
-
-    def __init__(self, run: LiveRun) -> None:
-        self.run, self.steps = run, 0
-
-    def __call__(self) -> None:
-        self.steps += 1
-        self.run.trainer.step(self.steps)
-
-
-def costs(scratch: Path, repeats: int = 30) -> dict[str, float]:
-    """CPU-seconds of a step of GRPO and of top-k, each role a Ray actor, the teacher's weights being the student's."""
-    start = initial_weights(SEEDS[0], scratch / "start-costs")
-    with ExitStack() as stack:
-        ways = {
-            name: Stepping(
-                stack.enter_context(
-                    live(config_of(METHODS[name], SEEDS[0], start, teacher), scratch, f"costs-{name}", RayLauncher())
-                )
-            )
-            for name, teacher in (("grpo", None), ("top-k", start))
-        }
-        timings = interleaved(ways, repeats=repeats)
-    found = {name: timing.cpu for name, timing in timings.items()}
-    show(
-        "CPU-seconds of a step, with each role in a process of its own",
-        ["", "settings", "CPU-s"],
-        [[name, METHODS[name].description, cpu_s] for name, cpu_s in found.items()],
-    )
-    return found
 
 
 # -- overlap -----------------------------------------------------------------------------------------------------------
@@ -250,11 +214,8 @@ def main() -> None:
         (scratch / "logs").mkdir()
         if "learning" in chosen.parts:
             figures["learning"] = learning(chosen.seeds, chosen.methods, scratch)
-        if {"costs", "overlap"} & set(chosen.parts):
-            stack.enter_context(ray_cluster("", num_cpus=12, object_store_bytes=0, logs=scratch / "logs"))
-        if "costs" in chosen.parts:
-            figures["costs"] = costs(scratch)
         if "overlap" in chosen.parts:
+            stack.enter_context(ray_cluster("", num_cpus=12, object_store_bytes=0, logs=scratch / "logs"))
             figures["overlap"] = overlap(scratch)
     if "wire" in chosen.parts:
         figures["wire"] = wire()

@@ -160,6 +160,17 @@ def test_roles_follow_the_mode() -> None:
     assert roles("grpo-7b", "model.lora_rank=16", "reference.ranks=1") == ["rollout", "actor", "storage"]
 
 
+def test_ranks_that_share_rows_are_planned_with_what_each_of_them_holds() -> None:
+    """A forward has twice as many tokens over two ranks, and each rank as many as before."""
+    plain, shared = (
+        plan_of("grpo-7b", f"actor.context_parallel={together}", "actor.ranks=8", "cluster.gpus_per_node=8")
+        for together in (1, 2)
+    )
+    roles = [next(role for role in plan.roles if role.name == "actor") for plan in (plain, shared)]
+    assert roles[0].memory == roles[1].memory
+    assert roles[1].devices == "8 GPUs, shared, 2 to a row"
+
+
 def test_the_plan_says_what_is_written_where() -> None:
     plan = plan_of("quickstart", "run.name=mine", "run.dir=out", "logging.trajectories=10")
     assert [path for path, _ in plan.files] == [
@@ -168,6 +179,27 @@ def test_the_plan_says_what_is_written_where() -> None:
         "out/mine/trajectories/",
         "out/mine/export/hf/",
     ]
+
+
+def test_the_plan_says_what_is_done_at_the_same_time_and_with_which_weights() -> None:
+    text = plan_text(plan_of("quickstart", "rollout.ahead=2"))
+    assert "while the other stages compute step N, the engines sample step N + 2\n" in text
+    assert "step N trains on groups of the weights after step N − 3\n" in text
+    assert "columns of 3 steps" in text
+    assert "in one process: before the other stages compute step N, the engines sample step N + 1" in plan_text(
+        plan_of("quickstart", "rollout.ahead=1", "cluster.in_process=true")
+    )
+    assert "step N" not in plan_text(plan_of("quickstart"))
+
+
+def test_rows_and_weights_of_steps_in_flight_are_planned() -> None:
+    def shared(*sets: str) -> dict[str, float]:
+        return {part.name.partition(" ")[0]: part.num_bytes for part in plan_of("quickstart", *sets).budget.shared}
+
+    alone, ahead = shared(), shared("rollout.ahead=3")
+    assert ahead["columns"] == 4 * alone["one"]
+    assert ahead["published"] == 2 * alone["published"]
+    assert shared("rollout.ahead=1")["published"] == alone["published"]
 
 
 def test_formulas_are_shown_on_request_and_the_plan_is_data() -> None:

@@ -61,7 +61,8 @@ def _worker_role(config: Config, role: str, ranks: int, shape: ModelShape | None
     if shape and not how.has_logits:
         shape = replace(shape, tied=True)  # critics and reward models have no output layer over the vocabulary
     parts = training_memory(shape, how) if shape else []
-    return PlannedRole(role, ranks, _devices(config, ranks), path or config.model.path, parts)
+    together = f", {section.context_parallel} to a row" if section.context_parallel > 1 else ""
+    return PlannedRole(role, ranks, _devices(config, ranks) + together, path or config.model.path, parts)
 
 
 def _devices(config: Config, processes: int) -> str:
