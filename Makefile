@@ -13,7 +13,7 @@ SIDE_BY_SIDE := --dist loadscope --no-loadscope-reorder --durations=10
 
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: quickstart env check test lint bench engines test-engines test-long completions fuzz soak faults env-locked lock audit
+.PHONY: quickstart env check test lint bench engines test-engines test-gpu test-long completions fuzz soak faults env-locked lock audit
 
 quickstart: $(STAMP)
 	env -u OMP_NUM_THREADS $(BIN)/tqppo train --preset quickstart
@@ -40,6 +40,10 @@ check: lint
 # 5,000 tests in 33 minutes on two cores; most of it are 250 tests that start Ray or train. The slowest ten are printed.
 test: $(STAMP)
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) $(SIDE_BY_SIDE) -m "not engines and not gpu and not long"
+
+# What only a GPU can show; any NVIDIA card will do. Nobody has run these yet.
+test-gpu: $(STAMP)
+	$(BIN)/python -m pytest -n 0 -m gpu tests
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -14,6 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+BUILD = "setuptools>=77"  # of pyproject.toml; `make env-locked` builds without an environment of pip's own
 ROOT = Path(__file__).parents[1]
 LOCKED = ROOT / "requirements-locked.txt"
 
@@ -23,7 +24,7 @@ def chosen_files(constraints: Path) -> dict[str, object]:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         command = [sys.executable, "-m", "pip", "install", "-q", "--dry-run", "--ignore-installed", "--no-deps"]
-        subprocess.run([*command, "--report", str(report), "--requirement", str(constraints)], check=True)
+        subprocess.run([*command, "--report", str(report), "--requirement", str(constraints), BUILD], check=True)
         read: dict[str, object] = json.loads(report.read_text())
     return read
 

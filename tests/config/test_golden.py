@@ -82,6 +82,7 @@ CASES: dict[str, Case] = {
     "kl-without-weight": Case('[algorithm]\nkl_loss = "k3"\n'),
     "adaptive-kl-from-zero": Case('[algorithm]\nkl_reward = "k1"\nkl_controller = "adaptive"\n'),
     "correction-of-nothing": Case('[algorithm]\nold_logprobs = "rollout"\ncorrection = "token"\n'),
+    "ahead-of-its-log-probabilities": Case("[rollout]\nahead = 2\n"),
     "filter-before-the-score": Case('[algorithm]\nfilter_groups = true\n[reward_model]\npath = "rm"\n'),
     # engines
     "engine-lacks-it": Case('[rollout]\nbackend = "embedded"\ntensor_parallel = 2\nendpoints = ["localhost:8000"]\n'),
@@ -99,6 +100,10 @@ CASES: dict[str, Case] = {
         '[model]\npath = "Qwen/Qwen2.5-7B"\nlora_rank = 16\n[actor]\ngradient_checkpointing = true\nranks = 2\n'
         '[rollout]\nbackend = "vllm"\nreplicas = 2\nmemory_fraction = 0.15\n'
         "[cluster]\ngpus_per_node = 2\ngpu_memory_gb = 80.0\n"
+    ),
+    "ahead-of-roles-on-its-gpus": Case(
+        '[rollout]\nbackend = "vllm"\nahead = 1\n[model]\npath = "Qwen/Qwen2.5-1.5B"\n'
+        '[algorithm]\nold_logprobs = "rollout"\n[cluster]\ngpus_per_node = 1\ngpu_memory_gb = 80.0\n'
     ),
     # data and rewards
     "data-of-the-hub": Case('[data]\ntrain = "openai/gsm8k"\n'),

@@ -32,6 +32,8 @@ def config_of(preset: str, *settings: str) -> Config:
         ("ppo-tiny", ("run.cores=2", *MEDIUM), 1, 2),  # actor and critic learn at the same time
         ("ppo-tiny", ("run.cores=8", *MEDIUM), 4, 8),
         ("quickstart", ("run.cores=2", "run.threads=3"), 3, 3),
+        ("quickstart", ("run.cores=2", "rollout.ahead=1"), 1, 1),  # engines and actor compute at the same time
+        ("quickstart", ("run.cores=8", "rollout.ahead=1", "model.hidden_size=256"), 4, 4),
         ("quickstart", ("run.cores=2", "rollout.backend=vllm", *MEDIUM), 2, 1),
         ("distill-tiny", ("run.cores=2", *MEDIUM), 2, 1),
         ("quickstart", ("run.cores=8", "cluster.gpus_per_node=1", *MEDIUM), 0, 1),

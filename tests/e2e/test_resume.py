@@ -93,6 +93,37 @@ def test_a_killed_and_resumed_run_equals_one_that_never_was(
     assert not list(Path("/dev/shm").glob(f"tqppo*{process.pid}*"))
 
 
+@pytest.mark.parametrize(
+    ("mode", "storage", "ahead", "moments"),
+    [
+        ("grpo", "simple", 1, ["generation"]),
+        pytest.param("ppo", "simple", 2, ["update", "generation"], marks=pytest.mark.long),
+        pytest.param("grpo", "ray", 1, ["save", "update"], marks=pytest.mark.long),
+        pytest.param("distill", "simple", 1, ["generation", "save"], marks=pytest.mark.long),
+        pytest.param("grpo", "ray", 2, ["generation"], marks=pytest.mark.long),
+    ],
+)
+def test_a_killed_run_that_samples_ahead_equals_one_in_one_process_that_never_was(
+    cli: Cli, mode: str, storage: str, ahead: int, moments: list[str]
+) -> None:
+    (cli.folder / "slow.py").write_text(SLOW_REWARD)
+    settings = [f"rollout.ahead={ahead}", "validation.interval=4", *EMPHASIS[moments[-1]]]
+    cli.train("whole", mode, *settings, "cluster.in_process=true")
+    process = cli.start(*cli.train_arguments("killed", mode, *settings, f'storage.backend="{storage}"'))
+    for moment in moments:
+        kill_during(moment, process, cli, "killed")
+        process = cli.start("resume", "--checkpoint", "killed")
+    output, _ = process.communicate(timeout=420)
+    assert process.returncode == 0, output
+    rows = metrics.read(cli.runs / "killed" / "metrics.jsonl")
+    behind = [row.get("training/off_policy/versions_behind/mean") for row in rows]
+    assert behind == [None, *(min(step, ahead) for step in range(6))]
+    assert metrics.comparable(cli.runs / "killed" / "metrics.jsonl") == metrics.comparable(
+        cli.runs / "whole" / "metrics.jsonl"
+    )
+    assert cli.weights("killed") == cli.weights("whole")
+
+
 @pytest.mark.long
 def test_one_seed_gives_the_same_bytes_and_another_does_not(cli: Cli) -> None:
     cli.train("first", "grpo")

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -18,6 +19,7 @@ from tqppo.processes.lifeline import descendants
 from tqppo.run.cluster import ray_cluster
 from tqppo.run.lean_ray import lean_ray
 
+LOOPBACK = {"127.0.0.1"}
 UNUSED = ("dashboard/dashboard.py", "monitor.py", "log_monitor.py")  # Ray's own, which nobody here asks anything
 
 
@@ -38,6 +40,14 @@ def command(pid: int) -> str:
         return ""
 
 
+def listening(pid: int) -> list[str]:
+    """The addresses at which a process waits for connections from anywhere."""
+    with suppress(psutil.NoSuchProcess):
+        found = psutil.Process(pid).net_connections("inet")
+        return [each.laddr.ip.removeprefix("::ffff:") for each in found if each.status == psutil.CONN_LISTEN]
+    return []
+
+
 @pytest.mark.ray
 def test_a_private_ray_forks_its_workers_and_starts_little_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -53,6 +63,7 @@ def test_a_private_ray_forks_its_workers_and_starts_little_else(
         assert parent == server
         assert command(pid).startswith("ray::Place")
         assert place.call(Place.has_imported, "colorsys").result()
+        assert {address for each in (os.getpid(), *descendants(os.getpid())) for address in listening(each)} == LOOPBACK
         running = [command(each) for each in descendants(os.getpid())]
         assert [each for each in running if any(name in each for name in UNUSED)] == []
         os.kill(server, signal.SIGKILL)

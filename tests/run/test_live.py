@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from tqppo.data.prompts import Prompt
 from tqppo.errors import CheckpointError, OutOfSpace
+from tqppo.processes.in_order import AtOnce
 from tqppo.protocols import Sampling
 from tqppo.queue.client import Queue
 from tqppo.rollout.assignment import Assignment
 from tqppo.run.live import LiveRun, Validator, timings
 from tqppo.space import Digest
+from tqppo.trainers.ahead import PromptsInFlight, RolloutAhead
 from tqppo.trainers.side_by_side import Clock
 from tqppo.workers.compute.learner import Learner
 from tqppo.workers.compute.saving import SavedPart
@@ -147,6 +149,19 @@ class Resting:
 
 @pytest.mark.parametrize("state", [{}, {"data": {}}, {"data": None}, {"data": {"epoch": "x"}}, {"data": {"epoch": 1}}])
 def test_a_driver_s_state_that_no_run_saves_is_an_error_of_the_checkpoint(state: dict[str, Any]) -> None:
-    parts: Any = SimpleNamespace(sampler=Resting(), stages=SimpleNamespace(advantages=SimpleNamespace(controller=None)))
+    stages = SimpleNamespace(advantages=SimpleNamespace(controller=None))
+    parts: Any = SimpleNamespace(sampler=Resting(), stages=stages, ahead=None)
     with pytest.raises(CheckpointError, match=r"driver\.json of the checkpoint is not what a run saves"):
-        LiveRun._restore_driver(parts, state)
+        LiveRun._restore_driver(parts, state, 1)
+
+
+@pytest.mark.parametrize("saved", [None, {}, {"ahead": None}, {"ahead": 3}, {"ahead": [3]}, {"ahead": [{"step": 2}]}])
+def test_groups_in_flight_that_no_run_saves_are_an_error_of_the_checkpoint(saved: dict[str, Any] | None) -> None:
+    queue = Queue.create("simple", local=True)
+    rollout = SimpleNamespace(assignment=Assignment(0, 0, 1, Sampling()))
+    ahead = RolloutAhead(cast(Any, rollout), PromptsInFlight(cast(Any, None)), AtOnce(), Clock(), 1, 9)
+    stages = SimpleNamespace(advantages=SimpleNamespace(controller=None))
+    parts: Any = SimpleNamespace(sampler=Resting(), stages=stages, ahead=ahead, queue=queue)
+    with pytest.raises(CheckpointError, match=r"driver\.json of the checkpoint is not what a run saves"):
+        LiveRun._restore_driver(parts, {"data": {"epoch": 1}, **(saved or {})}, 1)
+    queue.close()

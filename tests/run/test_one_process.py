@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -33,7 +34,7 @@ AGENT = (
     + '[rollout.agent_args]\ntools = ["tqppo.data.lookup:f"]\nparser = "tiny"\nmax_turns = 2\nkeep_turns = 1\n'
 ).replace("[rollout]\n", '[rollout]\nagent = "rewrite"\nmax_trajectories = 2\nmax_context_tokens = 64\n')
 CASES = {**MODES, "agent": 'mode = "grpo"\n' + AGENT}
-TIMES = ("timing_s/", "perf/", "time", "throughput")
+TIMES = ("timing_s/", "perf/", "time", "throughput", "teacher/")  # teachers answer from their cache, too
 
 
 @dataclass(frozen=True)
@@ -103,15 +104,15 @@ def test_a_breakpoint_in_a_loss_stops_in_the_thread_of_the_step(runs: Runs, monk
     assert set(stops) == {threading.main_thread()}
 
 
-def interrupted(runs: Runs, name: str, *, times: int) -> None:
-    """Train, and send this process the signal of Ctrl-C after step 1."""
+def interrupted(runs: Runs, name: str, *settings: str, times: int, mode: str = "ppo", after: int = 1) -> None:
+    """Train, and send this process the signal of Ctrl-C after a step."""
 
     def at_step(step: int) -> None:
-        for _ in range(times if step == 1 else 0):
+        for _ in range(times if step == after else 0):
             signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt, match=r"Run\.resume goes on with it"):
-        runs.train("ppo", name, at_step=at_step)
+        runs.train(mode, name, *settings, at_step=at_step)
 
 
 def torch_now() -> tuple[int, bool, int]:
@@ -134,6 +135,31 @@ def test_a_run_that_ctrl_c_stopped_goes_on_to_the_same_bytes(runs: Runs) -> None
     runs.train("ppo", "whole")
     interrupted(runs, "halves", times=1)
     assert [row["step"] for row in runs.results("halves")[0]] == [0, 1]
+    Run(runs.folder / "runs" / "halves").resume(quiet=True)
+    assert runs.results("halves") == runs.results("whole")
+
+
+AHEAD = ("run.max_steps=5", "validation.interval=2", "algorithm.filter_groups=true")
+
+
+@pytest.mark.parametrize(
+    ("mode", "ahead"),
+    [
+        ("grpo", 1),
+        ("ppo", 2),
+        ("distill", 1),
+        pytest.param("agent", 2, marks=pytest.mark.long),
+        pytest.param("grpo", 9, marks=pytest.mark.long),  # beyond the last step
+    ],
+)
+def test_a_run_that_samples_ahead_goes_on_to_the_same_bytes(runs: Runs, mode: str, ahead: int) -> None:
+    settings = (*AHEAD[: 3 if mode in ("grpo", "ppo") else 2], f"rollout.ahead={ahead}")
+    runs.train(mode, "whole", *settings)
+    behind = [row.get("training/off_policy/versions_behind/max") for row in runs.results("whole")[0]]
+    assert behind == [None, *(min(step, ahead) for step in range(5))]
+    interrupted(runs, "halves", *settings, times=1, mode=mode, after=3)
+    saved = json.loads((runs.folder / "runs" / "halves" / "checkpoints" / "latest" / "driver.json").read_text())
+    assert [each["step"] for each in saved["ahead"]] == [4, 5][:ahead]
     Run(runs.folder / "runs" / "halves").resume(quiet=True)
     assert runs.results("halves") == runs.results("whole")
 

@@ -16,7 +16,7 @@ from tqppo.config.compile import compile_config
 from tqppo.config.show.export import resolved_toml
 from tqppo.errors import CheckpointError, PreflightError, UsageError
 from tqppo.run import start
-from tqppo.run.checkpoint import CheckpointStore
+from tqppo.run.checkpoint import Checkpoint, CheckpointStore
 from tqppo.run.folder import RunFolder, new_run
 from tqppo.run.lock import RunLock
 
@@ -62,6 +62,17 @@ def test_memory_and_placement_may_change_with_a_note_that_the_bits_may_too(
 
 def test_what_changes_no_result_needs_no_note(folder: RunFolder) -> None:
     assert start.rounding(folder, ["cluster.cpus_per_worker=0.5", "run.max_steps=900"]) == []
+
+
+@pytest.mark.parametrize(("steps", "in_flight", "said"), [(9, 0, True), (9, 2, False), (3, 0, False), (4, 1, False)])
+def test_a_run_that_had_ended_says_that_its_next_groups_are_fresher(
+    tmp_path: Path, steps: int, in_flight: int, said: bool
+) -> None:
+    config = compile_config(None, [], ["rollout.ahead=2", f"run.max_steps={steps}"], {}).draft
+    (tmp_path / "driver.json").write_text(json.dumps({"ahead": [{}] * in_flight}))
+    notes = start.refilling(config, Checkpoint(tmp_path, 3))
+    assert bool(notes) == said
+    assert not said or "the next 2 train" in notes[0]
 
 
 def test_a_fork_with_other_memory_settings_goes_on_with_the_run(folder: RunFolder) -> None:

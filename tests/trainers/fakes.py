@@ -19,6 +19,7 @@ from tqppo.data.prompts import Prompt
 from tqppo.dataflow import Features, Stage
 from tqppo.devices.memory import MemoryLedger
 from tqppo.devices.turns import DeviceTurns, SharedEngines, Turn
+from tqppo.processes.in_order import InOrder
 from tqppo.protocols import Metrics, WeightSource
 from tqppo.queue.client import Queue
 from tqppo.queue.meta import BatchMeta, Jagged
@@ -120,6 +121,7 @@ class FakeEngines:
     log: Log
     turn: Turn = field(default_factory=Turn)
     sizes: tuple[int, int] = (0, 0)  # bytes on each device of weights and cache
+    version: int = 0
 
     def __post_init__(self) -> None:
         self.shared_engines = SharedEngines(self, self.turn)
@@ -160,10 +162,11 @@ class FakeEngines:
     def _tags(self, uid: str, order: int, session: int) -> dict[str, Any]:
         lengths = {"prompt_len": PROMPT, "response_len": RESPONSE, "seq_len": PROMPT + RESPONSE}
         identity = {"uid": uid, "session": session, "trajectory": 0, "order": order}
-        return {**identity, **lengths, "reward": float(session), "turns": 1}
+        return {**identity, **lengths, "reward": float(session), "turns": 1, "weight_version": self.version}
 
     def load_weights(self, source: WeightSource, probe: Any = None) -> None:
         self.shared_engines.be_awake(cache=False)
+        self.version = source.version
         self.log.calls.append(f"load version {source.version}")
         self.log.turns.append(f"load version {source.version}")
 
@@ -214,15 +217,18 @@ class Memory:
     engine: tuple[int, int] = (0, 0)
 
 
-def draw_prompts() -> Callable[[int], list[Prompt]]:
-    drawn = 0
+@dataclass
+class FakePrompts:
+    """Prompts p0, p1 and so on."""
 
-    def draw(count: int) -> list[Prompt]:
-        nonlocal drawn
-        first, drawn = drawn, drawn + count
-        return [Prompt(f"p{i}", i, [1] * PROMPT, "", "task", {}, "") for i in range(first, drawn)]
+    drawn: int = 0
 
-    return draw
+    def next_batch(self, num_prompts: int) -> list[Prompt]:
+        first, self.drawn = self.drawn, self.drawn + num_prompts
+        return [Prompt(f"p{i}", i, [1] * PROMPT, "", "task", {}, "") for i in range(first, self.drawn)]
+
+    def metrics(self) -> Metrics:
+        return {"drawn": float(self.drawn)}
 
 
 def fake_run(
@@ -231,6 +237,7 @@ def fake_run(
     *overrides: str,
     engines: type[FakeEngines] = FakeEngines,
     memory: Memory | None = None,
+    ahead: InOrder | None = None,
     **options: Any,
 ) -> FakeRun:
     compilation = compile_config(preset, [], list(overrides), {})
@@ -259,6 +266,6 @@ def fake_run(
     turns.join("rollout", made.shared_engines)
     turns.count("rollout")
     estimator = FakeEstimator(queue, configure.estimator_spec(config, paths).features, log)
-    processes = Processes(queue, groups, made, estimator)
-    stages = make_stages(config, processes, draw_prompts(), clock, vocabulary=256, **options)
+    processes = Processes(queue, groups, made, estimator, ahead)
+    stages = make_stages(config, processes, FakePrompts(), clock, vocabulary=256, **options)
     return FakeRun(config, queue, log, clock, stages, make_trainer(config, stages), roles, groups.actor, turns)

@@ -50,6 +50,15 @@ def test_the_newest_two_versions_stay_and_the_third_lends_its_pages(
     assert files[2].stat().st_ino == inode
 
 
+def test_as_many_versions_stay_as_engines_have_yet_to_load(
+    tmp_path: Path, tiny_model: Path, model: PreTrainedModel
+) -> None:
+    publisher = Publisher(str(tmp_path / "weights"), str(tiny_model), num_versions=3)
+    folders = [Path(publisher.publish(model, torch.float32, version, is_writer=True).folder) for version in range(1, 6)]
+    assert [folder.exists() for folder in folders] == [False, False, True, True, True]
+    publisher.close()
+
+
 def test_only_this_user_can_read_what_is_published(publisher: Publisher, model: PreTrainedModel) -> None:
     folder = Path(publisher.publish(model, torch.float32, 1, is_writer=True).folder)
     modes = [path.stat().st_mode & 0o777 for path in (folder.parent, folder, folder / "model.safetensors")]

@@ -159,6 +159,11 @@ def verifies_weights(config: Config) -> bool:
     return config.rollout.verify_weights and (has_copy or not engine(config.rollout.backend).maps_weights)
 
 
+def published_versions(config: Config) -> int:
+    """Versions of the weights that are kept: of the engines' next steps, and of the one that they use."""
+    return max(2, config.rollout.ahead + 1)
+
+
 # -- cores -------------------------------------------------------------------------------------------------------------
 
 SMALL_MODEL = 500_000  # parameters up to which a second thread takes as much from a decoder as it gives
@@ -167,13 +172,17 @@ SMALL_MODEL = 500_000  # parameters up to which a second thread takes as much fr
 def worker_threads(config: Config) -> int:
     """Torch threads of each process of a role that computes over rows; 0, with GPUs: torch's own choice.
 
-    Roles that learn compute at the same time, and share the cores. In one process they would not need to, but they give
-    the same bytes everywhere.
+    Roles that learn compute at the same time, and share the cores, also with engines that sample ahead. In one process
+    they would not need to, but they give the same bytes everywhere.
     """
     if config.run.threads or config.cluster.gpus_per_node:
         return config.run.threads
-    at_once = sum(optimizer_of(config, role).ranks for role in learning_roles(config))
-    return max(1, config.run.cores // at_once)
+    engines = roles(config)["rollout"] if config.rollout.ahead else 0
+    return max(1, config.run.cores // (_learning_ranks(config) + engines))
+
+
+def _learning_ranks(config: Config) -> int:
+    return sum(optimizer_of(config, role).ranks for role in learning_roles(config))
 
 
 def engine_threads(config: Config) -> int:
@@ -184,7 +193,8 @@ def engine_threads(config: Config) -> int:
     is_small = shape is not None and shape.parameters <= SMALL_MODEL
     is_alone = not config.cluster.gpus_per_node and not has_teachers(config)  # teachers score while it decodes
     shares_cores = engine(config.rollout.backend).maps_weights and is_alone and not is_small
-    return max(1, config.run.cores // replicas) if shares_cores else 1
+    others = _learning_ranks(config) if config.rollout.ahead else 0
+    return max(1, config.run.cores // (replicas + others)) if shares_cores else 1
 
 
 def threads(config: Config) -> dict[str, int]:

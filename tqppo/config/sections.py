@@ -174,6 +174,8 @@ class RolloutSection(Section):
     """How new weights reach engines: as a file, by broadcast (vllm, sglang), or auto: by broadcast between nodes."""
     verify_weights: bool = True
     """After each weight sync, compare checksums of all copied tensors, and the log-probabilities of a probe."""
+    ahead: NonNegative = 0
+    """Steps that engines sample ahead: step N trains on groups of the weights after step N − 1 − ahead. 0: in turn."""
     timeout_s: PositiveFloat = 1800.0
     """Longest time that a step waits for its groups; the error names the missing prompts."""
     on_incomplete_group: Literal["error", "drop", "keep", "refill"] = "error"

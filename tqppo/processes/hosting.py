@@ -10,11 +10,13 @@ import asyncio
 import time
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterator, Mapping, Sequence
 from concurrent import futures
 from concurrent.futures import Future
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
+from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, Protocol, TypeVar, overload
 
 from tqppo.devices.seats import Seat
 from tqppo.errors import DeadlineExceeded, TqppoError, WorkerError
@@ -140,6 +142,19 @@ class Settled:
     still: Sequence[str] = ()
 
 
+_failing: ContextVar[Future[NoReturn] | None] = ContextVar("failing", default=None)  # of this thread
+
+
+@contextmanager
+def failing_with(failure: Future[NoReturn]) -> Iterator[None]:
+    """Have every wait of this thread for calls raise this error as soon as there is one."""
+    token = _failing.set(failure)
+    try:
+        yield
+    finally:
+        _failing.reset(token)
+
+
 def settle(
     calls: Sequence[Call[T]],
     timeout_s: float,
@@ -152,8 +167,10 @@ def settle(
 
     With `until_first`, the first result is enough.
     After a failure the other calls get `grace_s` to fail too, so that the report can name every failed process.
-    Raises ClusterLost if Ray itself is gone.
+    Raises ClusterLost if Ray itself is gone, and the error of `failing_with` if there is one.
     """
+    elsewhere = _failing.get()
+    others: set[Future[Any]] = set() if elsewhere is None else {elsewhere}
     places = {call.future: place for place, call in enumerate(calls)}
     pending, deadline = set(places), time.monotonic() + timeout_s
     failures: dict[int, BaseException] = {}
@@ -161,7 +178,10 @@ def settle(
     while pending and not failures and not still:
         ray_health.check()
         left = deadline - time.monotonic()
-        done, pending = futures.wait(pending, max(0.0, min(left, LOOK_S)), futures.FIRST_COMPLETED)
+        done, _ = futures.wait({*pending, *others}, max(0.0, min(left, LOOK_S)), futures.FIRST_COMPLETED)
+        if elsewhere is not None and elsewhere in done:
+            elsewhere.result()  # raises
+        pending -= done
         if not done and left <= LOOK_S:
             break
         failures = _failures(done, places)

@@ -26,7 +26,8 @@ from tqppo.errors import PreflightError
 from tqppo.hub import use_cache_without_network
 from tqppo.metrics.events import ReportEvent, unreported
 from tqppo.processes import reaper
-from tqppo.processes.hosting import Hosting, Launcher
+from tqppo.processes.hosting import Hosting, Launcher, failing_with
+from tqppo.processes.in_order import AtOnce, Background, InOrder
 from tqppo.processes.job import run_job
 from tqppo.processes.nodes import num_nodes
 from tqppo.queue.client import Queue
@@ -66,6 +67,7 @@ def build(
             check_nodes(config, folder.config, paths.model)
     tokenizer = load_tokenizer(config, paths)
     queue = make_queue(config, stack)
+    ahead = engines_in_order(config, stack)
     start = ProcessStarter(config, launcher, paths, queue, seating, make_turns(config), stack, report)
     groups = start_groups(config, paths, start.group, special_ids=special_tokens(config, tokenizer))
     estimator, teachers = start.estimator(), start.teachers(len(tokenizer))
@@ -84,16 +86,18 @@ def build(
         pool.use_teachers(teachers.routes())
     stages = make_stages(
         config,
-        Processes(queue, groups, pool, estimator),
-        sampler.next_batch,
+        Processes(queue, groups, pool, estimator, ahead),
+        sampler,
         clock,
         trajectories=trajectory_schedule(config, folder),
         vocabulary=len(tokenizer),
         report=report,
     )
-    return LiveRun(
-        queue, groups.actor, groups.critic, stages, clock, make_trainer(config, stages), sampler, validator, teachers
-    )
+    if ahead is not None:
+        stack.callback(ahead.stop)  # before the engines are closed, whose calls then end
+        stack.enter_context(failing_with(ahead.failure))
+    trainer = make_trainer(config, stages)
+    return LiveRun(queue, groups.actor, groups.critic, stages, clock, trainer, sampler, validator, teachers)
 
 
 # -- the model ---------------------------------------------------------------------------------------------------------
@@ -190,6 +194,16 @@ def make_queue(config: Config, stack: ExitStack) -> Queue:
     )
     stack.callback(queue.close)
     return queue
+
+
+def engines_in_order(config: Config, stack: ExitStack) -> InOrder | None:
+    """What does the engines' work in front of training; closing `stack` waits for it once the engines are closed."""
+    if not config.rollout.ahead:
+        return None
+    ahead: InOrder = AtOnce() if config.cluster.in_process else Background("generation-ahead")
+    stack.callback(ahead.join)
+    stack.callback(ahead.stop)  # once more, if the build fails before it is called
+    return ahead
 
 
 def model_bytes(config: Config, model: str) -> int:

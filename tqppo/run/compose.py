@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 from tqppo import dataflow, plugins
 from tqppo.algorithms.kl import Controller
@@ -13,9 +14,12 @@ from tqppo.config.placement import runs_at_once
 from tqppo.config.sections import Config
 from tqppo.data.prompts import Prompt
 from tqppo.metrics.events import ReportEvent, unreported
+from tqppo.processes.in_order import InOrder
+from tqppo.protocols import Metrics
 from tqppo.queue.client import Queue
 from tqppo.rollout.assignment import Assignment
 from tqppo.run import configure
+from tqppo.trainers.ahead import PromptsInFlight, RolloutAhead
 from tqppo.trainers.groups import CollectorOptions, GroupCollector
 from tqppo.trainers.side_by_side import Clock, SideBySide
 from tqppo.trainers.stages import (
@@ -27,6 +31,7 @@ from tqppo.trainers.stages import (
     PaddingStage,
     ReferenceStage,
     RewardModelStage,
+    Rollout,
     RolloutStage,
     Stages,
     Trainer,
@@ -54,20 +59,28 @@ class StageGroups:
     reward_model: Group[RewardModel] | None = None
 
 
+class PromptSource(Protocol):
+    """The training prompts in their order. Implemented by `data.prompts.Sampler`."""
+
+    def next_batch(self, num_prompts: int) -> list[Prompt]: ...
+    def metrics(self) -> Metrics: ...
+
+
 @dataclass(frozen=True)
 class Processes:
-    """What computes the stages."""
+    """What computes the stages. `ahead` does the engines' work, where they sample ahead of training."""
 
     queue: Queue
     groups: StageGroups
     engines: Engines
     estimator: EstimatorProcess
+    ahead: InOrder | None = None
 
 
 def make_stages(
     config: Config,
     processes: Processes,
-    draw: Callable[[int], list[Prompt]],
+    prompts: PromptSource,
     clock: Clock,
     *,
     trajectories: Callable[[int], Path | None] = lambda step: None,
@@ -76,17 +89,23 @@ def make_stages(
 ) -> Stages:
     """Every stage of the run, from its config and the processes that compute it."""
     queue, groups = processes.queue, processes.groups
+    probe = make_probe(config, groups.actor, vocabulary) if facts.verifies_weights(config) else lambda: None
     features = facts.features(config)
     critic = groups.critic
     return Stages(
         queue=queue,
-        rollout=RolloutStage(
-            processes.engines,
-            GroupCollector(queue, draw, collector_options(config), report),
-            clock,
-            assignment=training_task(config),
-            num_prompts=config.data.batch_size,
-            probe=make_probe(config, groups.actor, vocabulary) if facts.verifies_weights(config) else lambda: None,
+        rollout=make_rollout(
+            config,
+            processes,
+            RolloutStage(
+                processes.engines,
+                GroupCollector(queue, prompts.next_batch, collector_options(config), report),
+                clock,
+                assignment=training_task(config),
+                num_prompts=config.data.batch_size,
+                probe=probe,
+                drawn=prompts.metrics,
+            ),
         ),
         reward_model=RewardModelStage(groups.reward_model, clock),
         padding=PaddingStage(queue, clock, facts.required_multiple(config)),
@@ -104,6 +123,22 @@ def make_stages(
         ),
         side_by_side=SideBySide(at_once=runs_at_once(config)),
         critic_only_steps=config.critic.warmup_only_steps,
+    )
+
+
+def make_rollout(config: Config, processes: Processes, stage: RolloutStage) -> Rollout:
+    """The rollout stage; with rollout.ahead, its work is done in front of training, on handles of its own."""
+    if processes.ahead is None:
+        return stage
+    engines = PromptsInFlight(processes.engines)
+    groups = replace(stage.groups, queue=processes.queue.handle())
+    return RolloutAhead(
+        replace(stage, engines=engines, groups=groups, clock=Clock()),
+        engines,
+        processes.ahead,
+        stage.clock,
+        ahead=config.rollout.ahead,
+        last_step=config.run.max_steps,
     )
 
 

@@ -229,6 +229,7 @@ def actor_spec(config: Config, paths: RunPaths, special_ids: tuple[int, ...] = (
         policy_loss=loss,
         distill=distill_spec(config, paths, special_ids) if facts.has_teachers(config) else None,
         with_checksums=facts.verifies_weights(config),
+        num_versions=facts.published_versions(config),
         publish_dir=paths.publish,
     )
 

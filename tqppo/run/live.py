@@ -16,6 +16,7 @@ from tqppo.rollout.assignment import Assignment
 from tqppo.rollout.pool import RolloutPool
 from tqppo.rollout.teachers.pool import TeacherPool
 from tqppo.space import Digest
+from tqppo.trainers.ahead import RolloutAhead
 from tqppo.trainers.side_by_side import Clock
 from tqppo.trainers.stages import Stages, Trainer
 from tqppo.workers.actor import Actor
@@ -109,6 +110,12 @@ class LiveRun:
     validator: Validator
     teachers: TeacherPool | None = None
 
+    @property
+    def ahead(self) -> RolloutAhead | None:
+        """The rollout stage, if it samples ahead of training."""
+        rollout = self.stages.rollout
+        return rollout if isinstance(rollout, RolloutAhead) else None
+
     def save(self, folder: Path) -> dict[str, Digest]:
         """Write everything but the driver's own state into a checkpoint's folder; returns what the ranks wrote."""
         written: dict[str, Digest] = {}
@@ -140,21 +147,25 @@ class LiveRun:
         for role, group in self._learners().items():
             group.call(Learner.load, str((folder / role).resolve()))
         self.queue.restore(folder / "queue")
-        self._restore_driver(driver_state)
-        self.stages.rollout.load_weights(self.stages.actor.publish(step))
+        self._restore_driver(driver_state, step)
+        version = step if step > self.stages.critic_only_steps else 0
+        self.stages.rollout.load_weights(self.stages.actor.publish(version))
         self.clock.take()
 
-    def _restore_driver(self, state: dict[str, Any]) -> None:
+    def _restore_driver(self, state: dict[str, Any], step: int) -> None:
         advantages = self.stages.advantages
         try:
             self.sampler.restore(state["data"])
+            if self.ahead is not None:
+                self.ahead.restore(state["ahead"], step, self.queue)
             advantages.controller = replace(advantages.controller, coef=float(state["kl_coef"]))
         except (KeyError, TypeError, ValueError) as error:
             why = f"{type(error).__name__}: {error}"
             raise CheckpointError(f"driver.json of the checkpoint is not what a run saves: {why}") from None
 
     def driver_state(self) -> dict[str, Any]:
-        state = {"data": self.sampler.state(), "kl_coef": self.stages.advantages.controller.coef}
+        in_flight = {} if self.ahead is None else {"ahead": self.ahead.state()}  # first: sampling draws prompts
+        state = {"data": self.sampler.state(), "kl_coef": self.stages.advantages.controller.coef, **in_flight}
         return state if self.teachers is None else {**state, "teachers": self.teachers.state()}
 
     def export(self, folder: Path) -> None:
@@ -162,16 +173,18 @@ class LiveRun:
         self.actor.call(Actor.export, str(folder.resolve()))
 
     def validate(self) -> Metrics:
+        if self.ahead is not None:
+            self.ahead.catch_up()
         return self.validator.run() | self.clock.take()
 
     def leftovers(self) -> list[str]:
-        """Keys still in the queue: none, after a step and after a validation."""
-        partitions = (self.stages.rollout.assignment.partition, self.validator.task.partition)
-        return [key for partition in partitions for key in self.queue.list(partition).keys]
+        """Keys in the queue that belong to no step in flight: none, after a step and after a validation."""
+        train, validation = self.queue.list(), self.queue.list(self.validator.task.partition)
+        return [*(train.keys if self.ahead is None else self.ahead.lost(train)), *validation.keys]
 
     def measure(self, metrics: Metrics, seconds: float) -> Metrics:
         """The step's metrics with its timings: `seconds` of wall clock, of which each stage took a part."""
-        return metrics | self.sampler.metrics() | timings(self.clock.take(), seconds, metrics["perf/total_num_tokens"])
+        return metrics | timings(self.clock.take(), seconds, metrics["perf/total_num_tokens"])
 
 
 def timings(stages: Metrics, seconds: float, num_tokens: float) -> Metrics:

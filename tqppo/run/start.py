@@ -121,7 +121,9 @@ def resume(
         found = _checkpoint_of(folder, wanted, log.warning)
         notes = rounding(folder, changes)
         if not fork:
-            return _go_on(Attempt(resumed_config(folder, changes), folder, found, lock, verbosity, callbacks, notes))
+            config = resumed_config(folder, changes)
+            notes += refilling(config, found)
+            return _go_on(Attempt(config, folder, found, lock, verbosity, callbacks, notes))
         changed = changed_results(folder, changes)
         if not changed:
             _check_room(resumed_config(folder, changes), folder.path, {})
@@ -136,7 +138,9 @@ def resume(
                 return Attempt(compilation.draft, forked, None, lock, verbosity, callbacks).run()
             copied = copy_run(folder, forked, found)
             source.close()  # the fork needs nothing more of it
-            return _go_on(Attempt(resumed_config(folder, changes), forked, copied, lock, verbosity, callbacks, notes))
+            config = resumed_config(folder, changes)
+            notes += refilling(config, copied)
+            return _go_on(Attempt(config, forked, copied, lock, verbosity, callbacks, notes))
 
 
 def _branched(folder: RunFolder, forked: RunFolder, found: Checkpoint, changes: list[str]) -> Compilation:
@@ -224,6 +228,17 @@ def rounding(folder: RunFolder, overrides: list[str]) -> list[str]:
     return [
         f"{', '.join(found)}. Numbers may now be added up in another order: from here the run equals one that was not "
         "interrupted up to rounding, and no longer to the bit"
+    ]
+
+
+def refilling(config: Config, found: Checkpoint) -> list[str]:
+    """What to tell the user if a run that had ended goes on with `rollout.ahead`: no groups wait for its next steps."""
+    wanted = min(config.rollout.ahead, config.run.max_steps - found.step)
+    if wanted <= len(found.driver_state().get("ahead", [])):
+        return []
+    return [
+        f"nothing was sampled for the steps after {found.step}, which was the last one: the next {wanted} train "
+        "on groups of newer weights than those of a run that was as long from the start (rollout.ahead)"
     ]
 
 

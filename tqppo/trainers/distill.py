@@ -19,7 +19,7 @@ from tqppo.trainers.stages import (
     PaddingStage,
     ReferenceStage,
     RewardModelStage,
-    RolloutStage,
+    Rollout,
     Stages,
 )
 
@@ -27,7 +27,7 @@ from tqppo.trainers.stages import (
 @dataclass(frozen=True)
 class DistillTrainer:
     queue: Queue
-    rollout: RolloutStage
+    rollout: Rollout
     reward_model: RewardModelStage
     padding: PaddingStage
     actor: ActorStage

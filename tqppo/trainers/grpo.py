@@ -17,7 +17,7 @@ from tqppo.trainers.stages import (
     PaddingStage,
     ReferenceStage,
     RewardModelStage,
-    RolloutStage,
+    Rollout,
     Stages,
 )
 
@@ -25,7 +25,7 @@ from tqppo.trainers.stages import (
 @dataclass(frozen=True)
 class GrpoTrainer:
     queue: Queue
-    rollout: RolloutStage
+    rollout: Rollout
     reward_model: RewardModelStage
     padding: PaddingStage
     actor: ActorStage

@@ -18,7 +18,7 @@ from tqppo.trainers.stages import (
     PaddingStage,
     ReferenceStage,
     RewardModelStage,
-    RolloutStage,
+    Rollout,
     Stages,
 )
 
@@ -26,7 +26,7 @@ from tqppo.trainers.stages import (
 @dataclass(frozen=True)
 class PpoTrainer:
     queue: Queue
-    rollout: RolloutStage
+    rollout: Rollout
     reward_model: RewardModelStage
     padding: PaddingStage
     actor: ActorStage

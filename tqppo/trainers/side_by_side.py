@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 from contextlib import contextmanager
+from contextvars import copy_context
 from dataclasses import dataclass
 from time import perf_counter
 from typing import TypeVar
@@ -77,7 +78,7 @@ class SideBySide:
             return [stage() for stage in stages]
         threads = futures.ThreadPoolExecutor(len(stages), "tqppo-stage")
         try:
-            calls = [threads.submit(stage) for stage in stages]
+            calls = [threads.submit(copy_context().run, stage) for stage in stages]  # so that waits end as they do here
             ended, _ = futures.wait(calls, return_when=futures.FIRST_EXCEPTION)
             for call in calls:
                 if call in ended:

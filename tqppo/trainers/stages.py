@@ -51,6 +51,13 @@ class Engines(Protocol):
     def load_weights(self, source: WeightSource, probe: Probe | None = None) -> float | None: ...
 
 
+class Rollout(Protocol):
+    """The rollout stage as a step sees it: `RolloutStage`, or `ahead.RolloutAhead`, which samples later steps too."""
+
+    def generate(self, step: int) -> tuple[BatchMeta, Metrics]: ...
+    def load_weights(self, source: WeightSource) -> Metrics: ...
+
+
 @dataclass(frozen=True)
 class RolloutStage:
     """Samples the step's groups, and gives the engines new weights."""
@@ -61,6 +68,7 @@ class RolloutStage:
     assignment: Assignment
     num_prompts: int
     probe: Callable[[], Probe | None]  # the trainer's log-probabilities of a fixed sequence, for the engines to match
+    drawn: Callable[[], Metrics] = dict  # figures of the prompts that were drawn so far
 
     def generate(self, step: int) -> tuple[BatchMeta, Metrics]:
         """Sample whole groups; returns their rows in canonical order."""
@@ -72,12 +80,15 @@ class RolloutStage:
             )
         metrics["perf/total_num_tokens"] = float(sum(tags["seq_len"] for tags in batch.tags))
         figures = RolloutReport.join(reports, one_after_the_other=True).metrics()
-        return batch, metrics | tag_metrics(batch.tags) | figures
+        return batch, metrics | tag_metrics(batch.tags) | figures | self.drawn()
 
     def load_weights(self, source: WeightSource) -> Metrics:
         """Give the engines new weights; returns how far their log-probabilities are from the trainer's, if asked."""
         with self.clock.time("update_weights"):
-            difference = self.engines.load_weights(source, self.probe())
+            return self.load(source, self.probe())
+
+    def load(self, source: WeightSource, probe: Probe | None) -> Metrics:
+        difference = self.engines.load_weights(source, probe)
         return {} if difference is None else {"rollout/sync_logprob_diff_max": difference}
 
 
@@ -247,7 +258,7 @@ class Stages:
     """Every stage that a run has; a trainer takes those that its step calls."""
 
     queue: Queue
-    rollout: RolloutStage
+    rollout: Rollout
     reward_model: RewardModelStage
     padding: PaddingStage
     actor: ActorStage

@@ -74,16 +74,16 @@ def _merged(layer: Any) -> Tensor:
 
 
 class Publisher:
-    """The newest two published versions, each in its own folder. A folder stays unchanged until two later ones exist.
+    """The newest published versions, each in its own folder. It stays unchanged until `num_versions` later ones exist.
 
-    The third-newest folder becomes the draft of the next version and its pages are reused, so that publishing
-    allocates nothing after the first two versions.
+    The oldest folder becomes the draft of the next version and its pages are reused, so that publishing allocates
+    nothing after the first versions.
     """
 
-    def __init__(self, root: str, model_path: str, *, with_checksums: bool = False) -> None:
+    def __init__(self, root: str, model_path: str, *, with_checksums: bool = False, num_versions: int = 2) -> None:
         self._root = Path(root) if root else location.new_folder()
         self._model_path = model_path
-        self._with_checksums = with_checksums
+        self._with_checksums, self._num_versions = with_checksums, num_versions
         self._claim: Claim | None = None
         self._folders: list[Path] = []
 
@@ -109,7 +109,7 @@ class Publisher:
             self._root.parent.mkdir(parents=True, exist_ok=True)
             self._claim = claim(self._root)
         draft = self._root / "draft"
-        if len(self._folders) >= 2:
+        if len(self._folders) >= self._num_versions:
             os.rename(self._folders.pop(0), draft)
         elif not draft.exists():
             draft.mkdir(mode=0o700)

@@ -40,7 +40,12 @@ class Actor(Learner):
 
     def start(self) -> None:
         spec = self.spec
-        self.publisher = weights.Publisher(spec.publish_dir, spec.model.path, with_checksums=spec.with_checksums)
+        self.publisher = weights.Publisher(
+            spec.publish_dir,
+            spec.model.path,
+            with_checksums=spec.with_checksums,
+            num_versions=spec.num_versions,
+        )
         super().start()
 
     def close(self) -> None:

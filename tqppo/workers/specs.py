@@ -101,4 +101,5 @@ class RoleSpec:
     deterministic: bool = True
     timeout_s: float = 3600.0  # of each call, and of each collective of the ranks
     with_checksums: bool = False  # whether published weights have them
+    num_versions: int = 2  # published weights that are kept: those which engines use or will load, and the newest
     publish_dir: str = ""  # where `publish` puts folders of weights; empty: /dev/shm

@@ -15,9 +15,11 @@ from tqppo.config.checks.run import run_checks
 from tqppo.config.compile import compile_config
 from tqppo.config.diagnostics import Diagnostic, render_text
 from tqppo.config.facts import required_multiple
+from tqppo.config.plan.storage import storage_bytes
 from tqppo.config.schema import section_of, settings
 from tqppo.config.sections import Config
 from tqppo.engines.capabilities import BUILT_IN
+from tqppo.units import GIB
 
 
 def found(*sets: str) -> list[Diagnostic]:
@@ -232,6 +234,8 @@ def test_a_reference_of_its_own_has_an_effect_with_lora() -> None:
         (("model.num_heads=3",), "E210"),
         (("mode=ppo", "model.path=Qwen/Qwen2.5-7B", "critic.path=meta-llama/Llama-3.1-8B"), "E211"),
         (("storage.budget_gb=0.0001",), "W212"),
+        (("rollout.ahead=1",), "W314"),
+        (("mode=ppo", "rollout.ahead=1", "cluster.gpus_per_node=1", "algorithm.old_logprobs=rollout"), "E424"),
         (("actor.ranks=4", "actor.context_parallel=3", "model.num_heads=6", "model.hidden_size=96"), "E213"),
         (("actor.ranks=4", "actor.context_parallel=4"), "E214"),
         (("actor.ranks=2", "actor.context_parallel=2", "model.attention=eager"), "E303"),
@@ -242,6 +246,26 @@ def test_a_reference_of_its_own_has_an_effect_with_lora() -> None:
 )
 def test_each_mistake_has_its_code(sets: tuple[str, ...], code: str) -> None:
     assert codes(*sets) == [code]
+
+
+@pytest.mark.parametrize(
+    "sets",
+    [
+        ("algorithm.correction=token",),
+        ("algorithm.reject=seq_mean",),
+        ("algorithm.old_logprobs=rollout",),
+        ("algorithm.old_logprobs=rollout", "cluster.gpus_per_node=2", "cluster.colocate=false"),
+    ],
+)
+def test_what_goes_with_sampling_ahead_needs_no_message(sets: tuple[str, ...]) -> None:
+    assert codes("rollout.ahead=2", *sets) == []
+
+
+def test_a_step_fits_the_storage_and_two_do_not() -> None:
+    needed = storage_bytes(compile_config(None, [], [], {}).draft)[0] / GIB
+    assert codes(f"storage.budget_gb={1.5 * needed}") == []
+    ahead = ("rollout.ahead=1", "algorithm.old_logprobs=rollout")
+    assert codes(f"storage.budget_gb={1.5 * needed}", *ahead) == ["W212"]
 
 
 SHARED = ("actor.ranks=4", "actor.context_parallel=2")

@@ -181,6 +181,27 @@ def test_the_plan_says_what_is_written_where() -> None:
     ]
 
 
+def test_the_plan_says_what_is_done_at_the_same_time_and_with_which_weights() -> None:
+    text = plan_text(plan_of("quickstart", "rollout.ahead=2"))
+    assert "while the other stages compute step N, the engines sample step N + 2\n" in text
+    assert "step N trains on groups of the weights after step N − 3\n" in text
+    assert "columns of 3 steps" in text
+    assert "in one process: before the other stages compute step N, the engines sample step N + 1" in plan_text(
+        plan_of("quickstart", "rollout.ahead=1", "cluster.in_process=true")
+    )
+    assert "step N" not in plan_text(plan_of("quickstart"))
+
+
+def test_rows_and_weights_of_steps_in_flight_are_planned() -> None:
+    def shared(*sets: str) -> dict[str, float]:
+        return {part.name.partition(" ")[0]: part.num_bytes for part in plan_of("quickstart", *sets).budget.shared}
+
+    alone, ahead = shared(), shared("rollout.ahead=3")
+    assert ahead["columns"] == 4 * alone["one"]
+    assert ahead["published"] == 2 * alone["published"]
+    assert shared("rollout.ahead=1")["published"] == alone["published"]
+
+
 def test_formulas_are_shown_on_request_and_the_plan_is_data() -> None:
     plan = plan_of("grpo-7b")
     assert "4·N/r = 4 × 7,615,487,488 / 8" in plan_text(plan, formulas=True)

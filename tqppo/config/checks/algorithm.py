@@ -49,6 +49,22 @@ def corrections_have_two_sides(context: Context) -> Iterator[Diagnostic]:
             )
 
 
+@check("mode", "rollout.ahead", "algorithm.*", "distillation.*")
+def losses_know_who_sampled(context: Context) -> Iterator[Diagnostic]:
+    """Recomputed log-probabilities are those of weights later than the ones that sampled ahead of training."""
+    config, features = context.config, facts.features(context.config)
+    is_corrected = features.has_correction_weights or features.has_loss_mask
+    if config.rollout.ahead and features.needs_old_policy and features.recomputes_old_logprobs and not is_corrected:
+        yield context.report(
+            "W314",
+            "the loss compares with weights that did not sample the groups: old_logprobs are recomputed, "
+            f"{config.rollout.ahead} versions later",
+            ("algorithm.old_logprobs", "rollout.ahead"),
+            allowed='"rollout", or "recompute" with a correction or rejection',
+            fix='set algorithm.old_logprobs = "rollout", or algorithm.correction = "token"',
+        )
+
+
 @check("mode", "distillation.*")
 def k1_is_not_supervised(context: Context) -> Iterator[Diagnostic]:
     section = context.config.distillation

@@ -131,11 +131,13 @@ def padding_stays_small(context: Context) -> Iterator[Diagnostic]:
 @check("mode", "data.*", "rollout.*", "storage.*", "algorithm.*", "distillation.*", "actor.*", "critic.*")
 def a_step_fits_the_storage(context: Context) -> Iterator[Diagnostic]:
     """Only a warning: the estimate takes every row at its full length, and most are shorter."""
-    needed, budget = storage_bytes(context.config)[0], storage_budget_bytes(context.config)
+    steps = context.config.rollout.ahead + 1  # rows of so many steps are in the queue at a time
+    needed, budget = steps * storage_bytes(context.config)[0], storage_budget_bytes(context.config)
     if needed > budget:
+        what = "a step" if steps == 1 else f"{steps} steps (rollout.ahead)"
         yield context.report(
             "W212",
-            f"a step of full-length rows takes {size(needed)}, and the storage's budget is {size(budget)} per node",
+            f"{what} of full-length rows takes {size(needed)}, and the storage's budget is {size(budget)} per node",
             ("storage.budget_gb", "data.batch_size", "rollout.group_size", "rollout.max_new_tokens"),
             allowed=f"at least {size(needed)} to be safe",
             fix=f"set storage.budget_gb = {ceil(needed / GIB)}.0",

@@ -85,6 +85,22 @@ def _gaps(context: Context, shape: str) -> Iterator[Diagnostic]:
         yield context.report("W407", message, keys, found=shape, allowed="", fix=fix)
 
 
+@check("mode", "cluster.*", "rollout.*", "actor.ranks", "critic.ranks", "reference.*", "reward_model.*", "algorithm.*")
+def engines_ahead_have_their_own_gpus(context: Context) -> Iterator[Diagnostic]:
+    """Engines that sample while trainers compute cannot take turns with them."""
+    config = context.config
+    sharing = sorted(placement_of(config).neighbours("rollout")) if config.rollout.ahead else []
+    if sharing:
+        total = sum(gpu_needs(config).values())
+        yield context.report(
+            "E424",
+            f"engines that sample ahead work while trainers do, and these share their GPUs with {', '.join(sharing)}",
+            ("rollout.ahead", "cluster.colocate", "cluster.gpus_per_node"),
+            allowed="0 with cluster.colocate = true",
+            fix=f"set rollout.ahead = 0, or cluster.colocate = false with {total} GPUs: one for each process",
+        )
+
+
 def gpu_needs(config: Config) -> dict[str, int]:
     """GPUs of each role, by the key that sets their number. Teachers have a pool of their own."""
     needs = {f"{role}.ranks": ranks for role, ranks in worker_roles(config).items()}

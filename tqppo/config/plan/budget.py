@@ -202,12 +202,15 @@ def _rested(config: Config, role: PlannedRole, count: int) -> MemoryPart:
 def _shared(config: Config) -> Iterator[MemoryPart]:
     """Segments of columns, and the weights on their way to the engines: the version in use and the next one."""
     if config.storage.backend == "simple" and not config.storage.dir:
-        columns = min(storage_bytes(config)[0], config.storage.budget_gb * GIB)
-        yield MemoryPart("one step's columns", columns, "at most storage.budget_gb")
+        steps = config.rollout.ahead + 1
+        columns = min(steps * storage_bytes(config)[0], config.storage.budget_gb * GIB)
+        name = "one step's columns" if steps == 1 else f"columns of {steps} steps"
+        yield MemoryPart(name, columns, "at most storage.budget_gb")
     shape = facts.model_shape(config)
     if shape:
-        b = BYTES[facts.compute_dtype(config)]
-        yield MemoryPart("published weights", 2 * b * shape.parameters, f"2·b·N = 2 × {b} × {shape.parameters:,}")
+        b, versions = BYTES[facts.compute_dtype(config)], facts.published_versions(config)
+        formula = f"{versions}·b·N = {versions} × {b} × {shape.parameters:,}"
+        yield MemoryPart("published weights", versions * b * shape.parameters, formula)
 
 
 def _disk(config: Config) -> Iterator[MemoryPart]:

@@ -41,6 +41,8 @@ class Plan:
     updates: dict[str, int]  # optimizer steps per training step
     tokens: int  # the longest row
     stages: list[PlannedStage]
+    ahead: int  # steps that engines sample in front of training
+    side_by_side: bool  # whether they do so while other stages compute
     roles: list[PlannedRole]
     files: list[tuple[str, str]]
     placement: Placement
@@ -80,6 +82,8 @@ def make_plan(compilation: Compilation) -> Plan:
         updates={role: n * facts.optimizer_of(config, role).epochs for role, n in minis.items()},
         tokens=context_tokens(config),
         stages=planned_stages(config),
+        ahead=config.rollout.ahead,
+        side_by_side=config.rollout.ahead > 0 and not config.cluster.in_process,
         roles=planned_roles(config),
         files=list(_files(config, compilation.name)),
         distillation=planned_distillation(config),

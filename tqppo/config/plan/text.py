@@ -47,6 +47,14 @@ def _step(plan: Plan) -> Iterator[str]:
     for stage in plan.stages:
         written = "+ " + ", ".join(stage.writes) if stage.writes else "  reads " + ", ".join(stage.reads)
         yield f"  {stage.name:<{width}}  {written}"
+    if plan.ahead:
+        yield from _ahead(plan)
+
+
+def _ahead(plan: Plan) -> Iterator[str]:
+    later, when = plan.ahead, "while" if plan.side_by_side else "in one process: before"
+    yield f"        {when} the other stages compute step N, the engines sample step N + {later}"
+    yield f"        step N trains on groups of the weights after step N − {later + 1}"
 
 
 def _roles(plan: Plan, formulas: bool) -> Iterator[str]:

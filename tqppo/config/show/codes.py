@@ -58,6 +58,7 @@ MEANINGS: dict[str, str] = {
     "W311": "A top-k loss is a poor advantage: it sums over tokens that were not sampled.",
     "W312": "A warm-up does not end within the run.",
     "W313": "The learning rate of the warm start is that of a tiny model: a pretrained one forgets what it knows.",
+    "W314": "Groups are sampled ahead of training, and the loss compares with later weights than those that sampled.",
     # engines, data, rewards, names
     "E401": "There is no back end of this name. `tqppo backends list` shows those that are installed.",
     "E402": "The engine does not have this feature.",
@@ -82,6 +83,7 @@ MEANINGS: dict[str, str] = {
     "E421": "The agent loop cannot use this value.",
     "E422": "A stage of the step, or an engine, does not fit on a GPU of cluster.gpu_memory_gb.",
     "E423": "One process (cluster.in_process) has one rank per role, the embedded engine, simple storage and no GPUs.",
+    "E424": "Engines that sample ahead of training (rollout.ahead) need GPUs of their own.",
     "E425": "With cluster.shard_within_nodes every node holds as many ranks of a role.",
     "E431": "data.weights needs one weight for each of several sources in data.train.",
     "E432": "reward.weights needs one weight for each function in reward.function.",
