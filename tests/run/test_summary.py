@@ -13,8 +13,10 @@ from tqppo.cli import app
 from tqppo.config.compile import compile_config
 from tqppo.config.show.export import resolved_toml
 from tqppo.errors import PreflightError, UsageError
+from tqppo.metrics.files import EventLog
 from tqppo.run.folder import RunFolder
 from tqppo.run.lock import RunLock
+from tqppo.run.picture import progress_of
 from tqppo.run.summary import age, is_running, remove, runs_in, summarise
 
 
@@ -48,6 +50,17 @@ def test_states_steps_and_scores_follow_from_the_files(runs: Path) -> None:
     assert (done.score_name, done.last_score, done.best_step) == ("val-core/sort/acc/mean@1", 0.25, 4)
     assert none.last_score is None
     assert done.checkpoints == ["step_000004"]
+
+
+def test_the_last_step_is_that_of_the_last_attempt(runs: Path) -> None:
+    half = RunFolder(runs / "half")
+    log = EventLog(half.events)
+    log.write("start", step=0, max_steps=4)
+    log.write("start", step=1, max_steps=2)
+    with half.events.open("ab") as file:
+        file.write(b'{"event": "start", "max_st')  # a kill cut this line short
+    assert (summarise(half).max_steps, summarise(half).state) == (2, "finished")
+    assert progress_of(half).max_steps == 2
 
 
 def test_a_run_that_a_process_works_on_is_running_and_cannot_be_deleted(runs: Path) -> None:

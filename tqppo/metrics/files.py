@@ -97,6 +97,19 @@ def read(path: str | Path) -> list[Line]:
     return [json.loads(each) for each in _complete_lines(Path(path)) if _step_of(each) is not None]
 
 
+def last_event(path: str | Path, name: str) -> Mapping[str, object]:
+    """The last event of that name; empty if there is none. Lines that are damaged are left out."""
+    path, marker = Path(path), f'"event": "{name}"'.encode()
+    lines = path.read_bytes().splitlines() if path.is_file() else []
+    for each in reversed(lines):
+        if marker in each:
+            with suppress(ValueError, RecursionError):
+                found = json.loads(each)
+                if isinstance(found, dict) and found.get("event") == name:
+                    return found
+    return {}
+
+
 def cut(path: str | Path, last_step: int) -> list[str]:
     """Remove the lines after step `last_step`, and an incomplete last line, before a run resumes from there.
 

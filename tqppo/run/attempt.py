@@ -32,6 +32,7 @@ from tqppo.run.lock import RunLock
 from tqppo.run.loop import Loop, Schedule
 from tqppo.run.picture import EXAMPLE, subtitle
 from tqppo.run.signals import Aborted, StopRequest
+from tqppo.run.summary import START
 
 if TYPE_CHECKING:
     from tqppo.run.live import LiveRun
@@ -84,7 +85,7 @@ class Attempt:
         )
         self.events, self.metrics = EventLog(self.folder.events), MetricsLog(self.folder.metrics)
         self.is_training = False
-        self.events.write("start", step=self.start, logs=str(logs))
+        self.events.write(START, step=self.start, max_steps=self.config.run.max_steps, logs=str(logs))
         code = 1
         try:
             with StopRequest(self._stopping) as stop:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import math
 import re
 
@@ -15,7 +14,7 @@ from tqppo.display.progress import Progress
 from tqppo.errors import UsageError
 from tqppo.metrics import files as metrics_files
 from tqppo.run.folder import RunFolder
-from tqppo.run.summary import setting
+from tqppo.run.summary import max_steps, setting
 
 EXAMPLE = "example"  # the event that holds a prompt with the model's answer and its reward
 SVG_WIDTH = 100
@@ -27,11 +26,10 @@ def progress_of(run: RunFolder) -> Progress:
     if not any(line["step"] for line in lines):
         raise UsageError(f"{run.path} has no panel yet: it has not completed a step")
     about = [setting(run, name) for name in ("mode", "model.path", "rollout.backend")]
-    steps = setting(run, "run.max_steps")
-    progress = Progress(run.name, subtitle=subtitle(*map(str, about)), max_steps=steps if isinstance(steps, int) else 0)
+    progress = Progress(run.name, subtitle=subtitle(*map(str, about)), max_steps=max_steps(run))
     progress.recall(lines)
     progress.stop_clock(math.fsum(line.get("timing_s/step") or 0.0 for line in lines))
-    progress.example = _last_example(run)
+    progress.example = str(metrics_files.last_event(run.events, EXAMPLE).get("text", ""))
     return progress
 
 
@@ -45,9 +43,3 @@ def panel_svg(progress: Progress) -> str:
     console.print(panel(progress, width=SVG_WIDTH))
     drawn = console.export_svg(title=f"tqppo runs show {progress.title} --panel", theme=MONOKAI, unique_id="panel")
     return re.sub(r"@font-face \{.*?\}\s*", "", drawn, flags=re.DOTALL)
-
-
-def _last_example(run: RunFolder) -> str:
-    lines = run.events.read_text(encoding="utf-8").splitlines() if run.events.is_file() else []
-    texts = [json.loads(line)["text"] for line in lines if f'"event": "{EXAMPLE}"' in line]
-    return str(texts[-1]) if texts else ""

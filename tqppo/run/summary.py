@@ -17,6 +17,8 @@ from tqppo.run.folder import RunFolder
 from tqppo.run.lock import RunLock, is_held
 from tqppo.untrusted import read_file
 
+START = "start"  # the event that every attempt at a run begins with
+
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
@@ -50,7 +52,7 @@ def summarise(run: RunFolder) -> RunSummary:
     lines = metrics_files.read(run.metrics) if run.metrics.is_file() else []
     name, scores = scores_in(lines)
     best = max(scores, key=lambda each: each[1], default=None)
-    steps, most = run.trained_steps, _max_steps(run)
+    steps, most = run.trained_steps, max_steps(run)
     return RunSummary(
         name=run.name,
         folder=str(run.path),
@@ -82,8 +84,9 @@ def _rank(name: str) -> tuple[int, str]:
     return (0 if figure.startswith("mean@") else 1 if figure == "greedy" else 2), name
 
 
-def _max_steps(run: RunFolder) -> int:
-    found = setting(run, "run.max_steps")
+def max_steps(run: RunFolder) -> int:
+    """The steps that the last attempt at the run was to end with: a resume may have moved the end."""
+    found = metrics_files.last_event(run.events, START).get("max_steps") or setting(run, "run.max_steps")
     return found if isinstance(found, int) else 0
 
 
