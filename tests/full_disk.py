@@ -192,22 +192,15 @@ def learner(disk: Path, big: Path) -> None:
     """A rank that finds the disk full says so, and lives on."""
     import torch
 
-    from tqppo.run.live import save_learner
-    from tqppo.weights import file
-    from tqppo.workers.process.ranks import Ranks
+    from tqppo.weights.file import Entry
+    from tqppo.weights.parts import TensorFile
+    from tqppo.workers.compute.saving import LearnerPart
 
-    class Learner:
-        ranks = Ranks(0, 1)
-
-        def save(self, folder: str) -> dict[str, Digest]:
-            digest = file.write_hashed(Path(folder) / "model.safetensors", [file.Entry.of("w", torch.ones(MIB))], {})
-            file.write_beside(Path(folder) / "state.json", b"{}")
-            return {"model.safetensors": digest}
-
-    rank: Any = Learner()
-    assert f"{disk} has no room for 41" in save_learner(rank, str(disk)).problem
+    tensors = TensorFile("model.safetensors", [Entry.of("w", torch.ones(MIB))])
+    part = LearnerPart([tensors], {"state.json": b"{}"})
+    assert f"{disk} has no room for 41" in part.try_write(str(disk)).problem
     fill(disk)
-    assert f"{disk} has no room for" in save_learner(rank, str(disk)).problem
+    assert f"{disk} has no room for" in part.try_write(str(disk)).problem
 
 
 @writer

@@ -29,10 +29,10 @@ UNREAD = {"cluster.nodes", "cluster.gpu_memory_gb", "distillation.nodes", "disti
 
 @cache
 def readers() -> dict[Path, set[str]]:
-    """The attribute names that occur in each file outside the config's own reading and checking."""
+    """The attribute names in each file outside the config's own reading and checking, and in what derives facts."""
     files = [path for path in PACKAGE.rglob("*.py") if PACKAGE / "config" not in path.parents]
     found = {}
-    for path in [*files, PACKAGE / "config" / "facts.py"]:
+    for path in [*files, *(PACKAGE / "config" / name for name in ("facts.py", "placement.py"))]:
         tree = ast.parse(path.read_text(encoding="utf-8"))
         found[path] = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
         found[path] |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}

@@ -39,6 +39,12 @@ forked_worker.main()
 """
 
 
+@pytest.fixture(autouse=True)
+def _without_another_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests of other files, in the same process, may have started one."""
+    monkeypatch.delenv(SERVER, raising=False)
+
+
 def started(folder: Path, *arguments: str, **environment: str) -> dict[str, object]:
     """What a worker reports that a raylet would start with these arguments."""
     script = folder / "script.py"

@@ -86,9 +86,9 @@ class Attempt:
         self.events, self.metrics = EventLog(self.folder.events), MetricsLog(self.folder.metrics)
         self.is_training = False
         self.events.write(START, step=self.start, max_steps=self.config.run.max_steps, logs=str(logs))
-        code = 1
+        code, stop = 1, StopRequest(self._stopping)
         try:
-            with StopRequest(self._stopping) as stop:
+            with stop:
                 code = self._train(stop, logs)
         except Aborted:
             code = 128 + stop.number

@@ -28,12 +28,19 @@ class StopRequest:
         return 128 + self.number
 
     def __enter__(self) -> StopRequest:
-        self.before = self._listen()
+        try:
+            self._listen()
+        except Aborted:  # two signals may come between the lines of `_listen`
+            self._restore()
+            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._restore()
+
+    def _restore(self) -> None:
         for number, handler in self.before.items():
             signal.signal(number, handler)
 
@@ -46,9 +53,11 @@ class StopRequest:
         for number in SIGNALS if _is_main_thread() else ():
             signal.signal(number, signal.SIG_IGN)
 
-    def _listen(self) -> dict[int, Any]:
+    def _listen(self) -> None:
         """Install the handlers if this is the main thread; other threads receive no signals."""
-        return {number: signal.signal(number, self._receive) for number in SIGNALS} if _is_main_thread() else {}
+        for number in SIGNALS if _is_main_thread() else ():
+            self.before.setdefault(number, signal.getsignal(number))
+            signal.signal(number, self._receive)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if self.number:

@@ -19,7 +19,7 @@ import ray
 
 from tqppo.cli import app
 from tqppo.processes.ray_launcher import RayProcess
-from tqppo.run.checkpoint import CheckpointStore
+from tqppo.run.checkpoint import CheckpointStore, Draft
 from tqppo.trainers.side_by_side import Clock
 from tqppo.workers.process.group import WorkerGroup
 
@@ -89,13 +89,14 @@ def _at_stage(name: str, hold: Callable[[], None]) -> None:
 
 
 def _at_save(hold: Callable[[], None]) -> None:
-    fill = CheckpointStore._fill
+    begin = CheckpointStore.begin
 
-    def held(store: CheckpointStore, *arguments: Any) -> None:
+    def held(store: CheckpointStore, *arguments: Any, **named: Any) -> Draft:
+        draft = begin(store, *arguments, **named)
         hold()
-        fill(store, *arguments)
+        return draft
 
-    CheckpointStore._fill = held  # type: ignore[method-assign]
+    CheckpointStore.begin = held  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

@@ -98,7 +98,7 @@ def test_every_stage_that_workers_compute_has_one_method_per_worker() -> None:
 class Echo:
     """The smallest worker: adds one to the advantages, as values."""
 
-    features = Features()
+    features, ranks = Features(), Ranks(0, 1)
 
     def __init__(self, queue: Queue) -> None:
         self.queue = queue

@@ -30,12 +30,14 @@ from transformers import logging as transformers_logging
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from transformers.utils.hub import cached_file
 
+from tqppo.errors import PreflightError
 from tqppo.untrusted import loading
 from tqppo.weights.file import Place, read_header
 from tqppo.weights.shards import rows_of, sharded_like
 from tqppo.workers.specs import ModelSpec
 
 AutoClass = type[AutoModel] | type[AutoModelForCausalLM] | type[AutoModelForSequenceClassification]
+MAX_LAYERS = 10_000  # of a config.json from elsewhere
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -68,6 +70,7 @@ def open_model(auto_class: AutoClass, spec: ModelSpec, device: torch.device, *, 
     dtype = compute_dtype(spec.dtype, device)
     kept = dtype if is_frozen else torch.float32
     with loading(f"model {spec.path!r}"):
+        _check_depth(spec)
         is_sharded = dist.is_initialized() and needs_sharding(dtype)
         model = _without_memory(auto_class, spec, device, kept) if is_sharded else None
         if model is None:
@@ -84,6 +87,14 @@ def open_model(auto_class: AutoClass, spec: ModelSpec, device: torch.device, *, 
     else:
         model.eval()
     return model
+
+
+def _check_depth(spec: ModelSpec) -> None:
+    """Refuse a model that would be built for hours before its files turn out to be too small."""
+    config = AutoConfig.from_pretrained(spec.path, trust_remote_code=spec.trust_remote_code)
+    layers = getattr(config.get_text_config(), "num_hidden_layers", 0)
+    if isinstance(layers, int) and layers > MAX_LAYERS:
+        raise PreflightError(f"model {spec.path!r}: its config.json has {layers} layers, more than {MAX_LAYERS:,}")
 
 
 def _drop_dropout(model: nn.Module) -> None:
