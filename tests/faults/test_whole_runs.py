@@ -27,12 +27,12 @@ def cli(tmp_path: Path) -> Iterator[Cli]:
             process.kill()
 
 
-def after(fault: signal.Signals, command: str, cli: Cli) -> tuple[int, str, float, list[psutil.Process]]:
+def after(fault: signal.Signals, command: str, cli: Cli, *settings: str) -> tuple[int, str, float, list[psutil.Process]]:
     """Train, and after some steps send the signal to the process of this name.
 
     Returns the exit code, the output, the seconds from the signal to the end, and the processes of the run.
     """
-    process = cli.start(*cli.train_arguments("run", "ppo", STEPS, "checkpoint.interval=0"))
+    process = cli.start(*cli.train_arguments("run", "ppo", STEPS, "checkpoint.interval=0", *settings))
     metrics = cli.runs / "run" / "metrics.jsonl"
 
     def has_steps() -> bool:
@@ -61,6 +61,22 @@ def test_a_run_without_its_ray_ends_within_seconds(cli: Cli, command: str, words
     assert "bug in tqppo" not in output
     assert events(cli)[-1]["exit_code"] == 1
     assert any(words in str(each.get("message")) for each in events(cli) if each["event"] == "error")
+    wait_until(lambda: not living(processes), lambda: f"the end of {living(processes)}", timeout_s=10)
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("ray::RolloutWorker", r"error: (the rollout|loading weights of version \d+): the process died"),
+        ("gcs_server", "error: Ray is lost: its control service"),
+    ],
+)
+def test_what_ends_generation_ahead_of_training_ends_the_run(cli: Cli, command: str, words: str) -> None:
+    code, output, seconds, processes = after(signal.SIGKILL, command, cli, "rollout.ahead=1", "actor.epochs=60")
+    assert re.search(words, output), output
+    assert code == 1
+    assert seconds < 15, output
+    assert "bug in tqppo" not in output
     wait_until(lambda: not living(processes), lambda: f"the end of {living(processes)}", timeout_s=10)
 
 
