@@ -27,7 +27,9 @@ def cli(tmp_path: Path) -> Iterator[Cli]:
             process.kill()
 
 
-def after(fault: signal.Signals, command: str, cli: Cli, *settings: str) -> tuple[int, str, float, list[psutil.Process]]:
+def after(
+    fault: signal.Signals, command: str, cli: Cli, *settings: str
+) -> tuple[int, str, float, list[psutil.Process]]:
     """Train, and after some steps send the signal to the process of this name.
 
     Returns the exit code, the output, the seconds from the signal to the end, and the processes of the run.
