@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import inspect
+import subprocess
+import sys
 import textwrap
 import threading
 import time
@@ -60,6 +62,21 @@ def test_a_failure_is_raised_while_another_stage_still_computes() -> None:
         SideBySide(at_once=True).columns(go_on, fail)
     assert time.monotonic() - began < 10
     ended.set()
+
+
+STUCK = """
+import threading
+from tqppo.trainers.side_by_side import SideBySide
+
+def fail():
+    raise SystemExit(7)
+
+SideBySide(True).updates(threading.Event().wait, fail)
+"""
+
+
+def test_a_stage_that_never_ends_does_not_hold_up_the_end_of_the_process_after_a_failure() -> None:
+    assert subprocess.run([sys.executable, "-c", STUCK], timeout=60, check=False).returncode == 7
 
 
 def test_the_seconds_of_stages_that_overlap_add_up_to_the_time_that_passed() -> None:

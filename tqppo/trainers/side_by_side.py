@@ -8,9 +8,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
+from concurrent.futures import Future
 from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 from typing import TypeVar
 
@@ -76,14 +78,24 @@ class SideBySide:
         """All results, or the first failure as soon as it happens."""
         if not self.at_once:
             return [stage() for stage in stages]
-        threads = futures.ThreadPoolExecutor(len(stages), "tqppo-stage")
+        calls = [_begun(partial(copy_context().run, stage)) for stage in stages]  # so that waits end as they do here
+        ended, _ = futures.wait(calls, return_when=futures.FIRST_EXCEPTION)
+        for call in calls:
+            if call in ended:
+                call.result()
+        return [call.result() for call in calls]
+
+
+def _begun(work: Callable[[], T]) -> Future[T]:
+    """Do the work on a thread that does not hold up the end of the process: after a failure the run ends the processes
+    that the other stages wait for, but a Ray that is lost may keep them waiting."""
+    done: Future[T] = Future()
+
+    def do() -> None:
         try:
-            calls = [threads.submit(copy_context().run, stage) for stage in stages]  # so that waits end as they do here
-            ended, _ = futures.wait(calls, return_when=futures.FIRST_EXCEPTION)
-            for call in calls:
-                if call in ended:
-                    call.result()
-            return [call.result() for call in calls]
-        finally:
-            # After a failure the run ends the processes that the other calls wait for, and so those calls.
-            threads.shutdown(wait=False, cancel_futures=True)
+            done.set_result(work())
+        except BaseException as error:  # noqa: BLE001 (the caller raises it)
+            done.set_exception(error)
+
+    threading.Thread(target=do, name="tqppo-stage", daemon=True).start()
+    return done
