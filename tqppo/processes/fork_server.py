@@ -171,7 +171,7 @@ def main() -> None:
         with spared_while_importing():
             for name in modules:
                 import_module(name)
-        if "ray" in sys.modules or threading.active_count() > 1:  # of somebody's back end: workers start as Ray does it
+        if "ray" in sys.modules or threading.active_count() > 1:  # by a back end: then Ray starts its workers itself
             return
         spare_what_started()  # a collection would write into pages that the children share
         request = serve(server)

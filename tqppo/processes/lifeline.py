@@ -7,7 +7,7 @@ the script of the guard, a small process between an owner and what it started:
 
 The owner holds the guard's standard input. When that pipe closes, which the kernel does even after SIGKILL, the guard
 ends COMMAND, everything COMMAND started and every process named on the pipe, then removes what matches the
-patterns; of those to reap, only folders whose lock nobody holds (`tqppo.processes.reaper` explains the lock).
+patterns; of those to reap, only folders whose lock is free (`tqppo.processes.reaper` explains the lock).
 When COMMAND ends by itself, the guard cleans up likewise. It writes the exit code of COMMAND to standard output, whose
 end means that no process is left. Standard library only, so that any interpreter can run it. Linux only.
 """
